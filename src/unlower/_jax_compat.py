@@ -1,0 +1,215 @@
+"""The one file that touches `jax._src`, `jax.extend` and `jaxlib`: everything private that `unlower` needs of JAX.
+
+Supported: jax 0.10.2 to 0.12. Each shim states its versions and when it can go.
+"""
+
+import contextlib
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax._src import compiler as _compiler
+from jax._src import api as _api
+from jax._src import core, source_info_util
+from jax._src.interpreters import mlir
+from jax._src.lib import _jax as _jaxlib
+from jax._src.lib import xla_client as _xla_client
+from jax._src.lib.mlir import ir as mlir_ir
+from jax._src.lib.mlir.dialects import hlo as mlir_hlo
+from jax.extend.core import primitives
+from jaxlib import _hlo
+
+__all__ = [
+    "JaxprEqn",
+    "JaxprParts",
+    "Literal",
+    "Tracer",
+    "Var",
+    "closed_jaxpr",
+    "core",
+    "equation_context",
+    "eval_closed_jaxpr",
+    "jit_equation_params",
+    "jit_p",
+    "mlir",
+    "mlir_hlo",
+    "mlir_ir",
+    "open_closed_jaxpr",
+    "primitives",
+    "scoped_source_info",
+    "shaped_array",
+]
+
+# --- Jaxprs: taken apart, and built from equations
+
+Var = core.Var
+Literal = core.Literal
+Tracer = core.Tracer
+JaxprEqn = core.JaxprEqn
+
+
+class JaxprParts(NamedTuple):
+    """A closed Jaxpr, taken apart: the same fields on every JAX version."""
+
+    invars: Sequence[Any]
+    outvars: Sequence[Any]
+    eqns: Sequence[Any]
+    constvars: Sequence[Any]
+    consts: Sequence[Any]
+
+
+def open_closed_jaxpr(closed: Any) -> JaxprParts:
+    """Takes a closed Jaxpr apart. jax 0.10 has a class ClosedJaxpr; 0.12 keeps `consts` in Jaxpr itself."""
+    inner = closed.jaxpr if hasattr(core, "ClosedJaxpr") and isinstance(closed, core.ClosedJaxpr) else closed
+    return JaxprParts(inner.invars, inner.outvars, inner.eqns, inner.constvars, closed.consts)
+
+
+def closed_jaxpr(parts: JaxprParts, name: str, effects: frozenset[Any] = frozenset()) -> Any:
+    """Builds a closed Jaxpr from its parts. The class differs as in `open_closed_jaxpr`."""
+    names = tuple(f"arg{i}" for i in range(len(parts.invars)))
+    paths = tuple(f"result[{i}]" for i in range(len(parts.outvars)))
+    debug = core.DebugInfo("unlower", name, names, paths)
+    arguments = (list(parts.constvars), list(parts.invars), list(parts.outvars), list(parts.eqns), effects, debug)
+    if hasattr(core, "ClosedJaxpr"):
+        return core.ClosedJaxpr(core.Jaxpr(*arguments), list(parts.consts))
+    return core.Jaxpr(*arguments, consts=list(parts.consts))
+
+
+def shaped_array(shape: tuple[int, ...], dtype: np.dtype) -> Any:
+    """The abstract value of an array."""
+    return core.ShapedArray(shape, dtype)
+
+
+def equation_context() -> Any:
+    """What an equation records of the configuration around it (mesh, compute type, ...)."""
+    return core.JaxprEqnContext()
+
+
+@functools.lru_cache(maxsize=65536)
+def scoped_source_info(scope: str) -> Any:
+    """The source info of an equation under the name scope `scope`, `/` between its parts."""
+    stack = source_info_util.new_name_stack()
+    for part in scope.split("/") if scope else ():
+        stack = stack.extend(part)
+    return source_info_util.SourceInfo(None, stack)
+
+
+def eval_closed_jaxpr(closed: Any, *arguments: Any) -> list[Any]:
+    """Evaluates a closed Jaxpr equation by equation, under whatever trace is current."""
+    jaxpr = closed.jaxpr if hasattr(core, "ClosedJaxpr") else closed
+    return core.eval_jaxpr(jaxpr, closed.consts, *arguments)
+
+
+@functools.lru_cache(maxsize=1)
+def _jit_example() -> Any:
+    (equation,) = open_closed_jaxpr(jax.make_jaxpr(jax.jit(lambda x: -x))(np.float32(0))).eqns
+    return equation
+
+
+jit_p = primitives.jit_p if hasattr(primitives, "jit_p") else _jit_example().primitive
+
+
+def jit_equation_params(closed: Any, inputs: int, outputs: int, name: str) -> dict[str, Any]:
+    """The parameters of a `jit` equation around `closed`: nothing specified, nothing donated.
+
+    Taken from a traced example, since their number grows with releases.
+    """
+    params = dict(_jit_example().params)
+    for key in ("in_shardings", "in_layouts", "donated_invars"):
+        params[key] = params[key] * inputs
+    for key in ("out_shardings", "out_layouts"):
+        params[key] = params[key] * outputs
+    return params | {"jaxpr": closed, "name": name}
+
+
+INLINED: Any = getattr(getattr(_api, "Inline", None), "JAX_LATE", True)
+"""The `inline` parameter of a `jit` equation whose body is lowered in place: no function of its own in the module.
+
+jax 0.12 does so while lowering; 0.10 knows only to copy the equations when the call is staged.
+"""
+
+
+# --- MLIR: contexts, parsing and conversion
+
+
+def convert_hlo_to_stablehlo(module: bytes) -> bytes:
+    """Converts a serialized HloModuleProto to MLIR bytecode; raises JaxRuntimeError."""
+    return _jaxlib.mlir.hlo_to_stablehlo(module)
+
+
+# --- evaluate: constants in equations, custom-call registration
+
+splat_p = primitives.broadcast_in_dim_p
+
+
+@functools.lru_cache(maxsize=1)
+def _splat_example() -> dict[str, Any]:
+    (equation,) = open_closed_jaxpr(jax.make_jaxpr(lambda x: jax.lax.broadcast_in_dim(x, (2,), ()))(np.float32(0))).eqns
+    return equation.params
+
+
+def splat_equation_params(shape: tuple[int, ...]) -> dict[str, Any]:
+    """The parameters of the equation that spreads a scalar over `shape`."""
+    return dict(_splat_example()) | {"shape": shape, "broadcast_dimensions": ()}
+
+
+# --- readers: parsing text and bytecode
+
+
+def new_mlir_context() -> Any:
+    """Creates an MLIR context of one's own. jax 0.12 hands one context out ten times, and what is read would live on in it."""
+    return mlir._create_ir_context() if hasattr(mlir, "_create_ir_context") else mlir.make_ir_context()
+
+
+@contextlib.contextmanager
+def collect_diagnostics(context: Any) -> Iterator[list[str]]:
+    """Collects what MLIR would print to stderr while it reads bytecode."""
+    messages: list[str] = []
+
+    def collect(diagnostic: Any) -> bool:
+        messages.append(diagnostic.message)
+        return True
+
+    handler = context.attach_diagnostic_handler(collect)
+    try:
+        yield messages
+    finally:
+        handler.detach()
+
+
+def hlo_text_to_proto(text: str) -> bytes:
+    """Parses HLO text and serializes it as an HloModuleProto; raises JaxRuntimeError. The same in jaxlib 0.10 to 0.12."""
+    return _hlo.hlo_module_from_text(text).as_serialized_hlo_module_proto()
+
+
+def deserialize_portable_artifact(context: Any, artifact: bytes) -> Any:
+    """Deserializes a StableHLO portable artifact (VHLO bytecode) to a module; raises ValueError."""
+    return mlir_hlo.deserialize_portable_artifact(context, artifact)
+
+
+def current_stablehlo_version() -> str:
+    """Returns the StableHLO version that this jaxlib writes, the newest that it promises to read."""
+    return mlir_hlo.get_current_version()
+
+
+# --- verification: running a module as it is
+
+
+def compile_with_xla(module: str | bytes) -> Any:
+    """Compiles a StableHLO module (text, bytecode or portable artifact) as `jax.jit` would compile its own.
+
+    The executable takes and returns lists of arrays on the first device. The same in jax 0.10 to 0.12; it can go once JAX has a
+    public way to compile a module. A module after XLA's optimisations can abort the process here.
+    """
+    device = jax.local_devices()[0]
+    options = _compiler.get_compile_options(num_replicas=1, num_partitions=1, detailed_logging=False)
+    executable = device.client.compile_and_load(module, _xla_client.DeviceList((device,)), options)
+
+    def run(arguments: Sequence[Any]) -> list[Any]:
+        placed = [jax.device_put(argument, device) for argument in arguments]
+        results = executable.execute_sharded(placed).disassemble_into_single_device_arrays()
+        return jax.block_until_ready([result[0] for result in results])
+
+    return run

@@ -1,0 +1,133 @@
+"""The command line: arguments in, report out.
+
+Exit status: 0 when all is well, 1 when `verify` finds a difference, 2 for a file that cannot be loaded (or wrong arguments),
+3 when XLA refuses the original.
+"""
+
+import argparse
+import json
+import pathlib
+from collections.abc import Iterable, Sequence
+from importlib.metadata import version
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from unlower.errors import UnlowerError
+from unlower.inspection import inspect
+from unlower.report import Argument, Inspection, Verification, human_bytes, human_seconds
+from unlower.verification import verify
+
+__all__ = ["run"]
+
+_STATUS = {"equal": 0, "different": 1, "refused": 3}
+_STYLE = {"equal": "green", "different": "bold red", "refused": "yellow"}
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Runs a command; returns the exit status."""
+    options = _parser().parse_args(arguments)
+    out, err = Console(highlight=False), Console(stderr=True, highlight=False)
+    try:
+        return options.command(options, out, err)
+    except (UnlowerError, OSError) as error:
+        if options.json:
+            fields = {name: getattr(error, name, None) for name in ("what", "where", "mend")}
+            print(json.dumps({"error": {"type": type(error).__name__, **fields, "text": str(error)}}, indent=2))
+        else:
+            err.print(f"[bold red]{type(error).__name__}[/]: {escape(str(error))}", soft_wrap=True)
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="unlower", description="Bring XLA programs back to life as JAX functions.", epilog=__doc__.partition("\n\n")[2]
+    )
+    parser.add_argument("--version", action="version", version=f"unlower {version('unlower')}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    shared = argparse.ArgumentParser(add_help=False)
+    shared.add_argument("file", metavar="FILE", type=pathlib.Path, help="an HLO or StableHLO module: text, proto or bytecode, gzipped or not")
+    shared.add_argument("--json", action="store_true", help="print a JSON object instead of tables")
+    says = "say what a file holds, without running it"
+    command = commands.add_parser("inspect", parents=[shared], help=says, description=inspect.__doc__.partition("\n")[0])
+    command.set_defaults(command=_inspect)
+    says = "run the original by XLA and the loaded program, and compare their bits"
+    command = commands.add_parser("verify", parents=[shared], help=says, description=verify.__doc__.partition("\n")[0])
+    command.add_argument("--seed", type=int, default=0, help="of the random inputs (default: 0)")
+    command.set_defaults(command=_verify)
+    return parser
+
+
+def _inspect(options: argparse.Namespace, out: Console, err: Console) -> int:
+    with err.status("reading"):
+        found = inspect(options.file)
+    if options.json:
+        print(found.to_json())
+    else:
+        _show_inspection(found, out)
+    return 0
+
+
+def _verify(options: argparse.Namespace, out: Console, err: Console) -> int:
+    with err.status("loading") as status:
+        found = verify(options.file, seed=options.seed, progress=status.update)
+    if options.json:
+        print(found.to_json())
+    else:
+        _show_verification(found, out)
+    return _STATUS[found.outcome]
+
+
+def _show_inspection(found: Inspection, out: Console) -> None:
+    sizes = f"{found.operations} operations in {found.functions} functions, {found.constants} constants of "
+    out.print(f"[bold]{escape(found.name)}[/]: {sizes}{human_bytes(found.constant_bytes)}")
+    for title, arguments in (("inputs", found.inputs), ("outputs", found.outputs)):
+        total = human_bytes(sum(argument.bytes or 0 for argument in arguments))
+        _table(out, f"{title} ({total})", ("", "name", "type", "size"), map(_argument_row, range(len(arguments)), arguments))
+    _table(out, "operations", ("operation", "count"), ((k, str(v)) for k, v in found.histogram.items()))
+    _table(out, "custom calls", ("target", "count"), ((k, str(v)) for k, v in found.custom_calls.items()))
+    loops = ((f"@{x.function}, op {x.index}", str(x.carried), x.location or "") for x in found.loops)
+    _table(out, "loops", ("where", "carries", "from"), loops)
+    _table(out, "left out of the file", ("constant",), ((name,) for name in found.elided))
+    rows = ((f"@{x.function}, op {x.index}", x.reason, x.op, x.location or "") for x in found.unsupported)
+    _table(out, "unsupported", ("where", "why", "operation", "from"), rows, style="yellow")
+    if not found.unsupported:
+        out.print("every operation is supported", style="green")
+
+
+def _argument_row(position: int, argument: Argument) -> tuple[str, ...]:
+    size = "unknown" if argument.bytes is None else human_bytes(argument.bytes)
+    return str(position), argument.name or "", argument.type, size
+
+
+def _show_verification(found: Verification, out: Console) -> None:
+    out.print(f"[bold]{escape(found.name)}[/]: [{_STYLE[found.outcome]}]{escape(found.headline())}[/]", soft_wrap=True)
+    for note in found.notes:
+        out.print(f"note: {escape(note)}", style="yellow", soft_wrap=True)
+    times = found.timings
+    rows = [
+        ("original, XLA", "", _seconds(times.original_compile), _seconds(times.original_run)),
+        ("loaded", _seconds(times.load), _seconds(times.loaded_compile), _seconds(times.loaded_run)),
+    ]
+    _table(out, None, ("", "load", "compile", "run"), rows)
+
+
+def _seconds(seconds: float | None) -> str:
+    return "-" if seconds is None else human_seconds(seconds)
+
+
+def _table(
+    out: Console, title: str | None, heads: Sequence[str], rows: Iterable[Sequence[str]], style: str = ""
+) -> None:
+    """Prints a table, unless it has no rows; numbers and sizes to the right."""
+    rows = list(rows)
+    if not rows:
+        return
+    table = Table(title=title, title_justify="left", title_style="bold", style=style)
+    for head in heads:
+        right = head in ("count", "size", "carries", "load", "compile", "run")
+        table.add_column(head, justify="right" if right else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*map(escape, row))
+    out.print(table)

@@ -1,0 +1,121 @@
+"""`inspect`: what a file holds, without running any of it."""
+
+import collections
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from unlower.errors import FormatError
+from unlower.evaluate.support import unsupported_ops
+from unlower.ir.check import check
+from unlower.ir.module import Function, Location, Module, Op, Value, walk
+from unlower.ir.printer import print_op
+from unlower.ir.types import TensorType
+from unlower.ops import op_rules
+from unlower.raising.normalize import normalize
+from unlower.readers.detect import read
+from unlower.report import Argument, Inspection, Loop, UnsupportedOp
+
+__all__ = ["inspect"]
+
+_CONSTANTS = ("stablehlo.constant", "mhlo.constant")
+_CUSTOM_CALLS = ("stablehlo.custom_call", "mhlo.custom_call")
+_LOOPS = ("stablehlo.while", "mhlo.while")
+
+
+def inspect(source: Any, *, rules: Mapping[str, Callable[..., Any]] | None = None) -> Inspection:
+    """Says what a program is made of: signature, sizes, operations, custom calls, loops, what is unsupported.
+
+    Nothing runs, and unlike `load` nothing is refused: constants whose values the file left out and operations without a
+    rule are listed.
+
+    Args:
+      source: whatever `load` takes.
+      rules: the rules by which operations count as supported, `unlower.op_rules` unless given.
+
+    Raises:
+      FormatError: the source is damaged, or no XLA program.
+      InvalidModuleError: the program is ill-formed.
+
+    Example:
+      >>> found = inspect("HloModule m\\nENTRY e { x = f32[2] parameter(0)  ROOT y = f32[2] negate(x) }")
+      >>> found.inputs[0].type, dict(found.histogram)
+      ('float32[2]', {'stablehlo.negate': 1})
+    """
+    module, elided = _read(source)
+    check(module)
+    ops = [(function.name, index, op) for function in module.functions.values() for index, op in _numbered(function)]
+    constants = [op for *_, op in ops if op.name in _CONSTANTS]
+    main = module.main
+    supported = op_rules if rules is None else rules
+    return Inspection(
+        name=module.name,
+        inputs=_arguments(main.body.arguments, [location and location.name for location in main.argument_locations]),
+        outputs=_arguments(main.body.results, [_result_name(attributes) for attributes in main.result_attributes]),
+        functions=len(module.functions),
+        operations=len(ops),
+        histogram=_counted(op.name for *_, op in ops),
+        custom_calls=_counted(str(op.attributes.get("call_target_name")) for *_, op in ops if op.name in _CUSTOM_CALLS),
+        loops=tuple(
+            Loop(function=function, index=index, carried=len(op.results), location=_place(op.location))
+            for function, index, op in ops
+            if op.name in _LOOPS
+        ),
+        constants=len(constants),
+        constant_bytes=sum(_bytes(op.results[0]) or 0 for op in constants),
+        elided=elided,
+        unsupported=tuple(
+            UnsupportedOp(function=function, index=index, op=print_op(op), reason=reason, location=_place(op.location))
+            for function, index, op, reason in unsupported_ops(normalize(module), supported)
+        ),
+    )
+
+
+def _read(source: Any) -> tuple[Module, tuple[str, ...]]:
+    """Reads a program, and what was left out of it."""
+    try:
+        return read(source), ()
+    except FormatError as refused:
+        try:
+            module = read(source, elided="zeros")
+        except FormatError:
+            raise refused from None
+        return module, tuple((refused.where or "").split(", "))
+
+
+def _numbered(function: Function) -> Sequence[tuple[int, Op]]:
+    return list(enumerate(walk(function.body)))
+
+
+def _counted(names: Any) -> dict[str, int]:
+    return dict(sorted(collections.Counter(names).items(), key=lambda item: (-item[1], item[0])))
+
+
+def _arguments(values: Sequence[Value], names: Sequence[str | None]) -> tuple[Argument, ...]:
+    padded = [*names, *[None] * (len(values) - len(names))]
+    return tuple(
+        Argument(type=_short(value), bytes=_bytes(value), name=name)
+        for value, name in zip(values, padded, strict=True)
+    )
+
+
+def _result_name(attributes: Mapping[str, Any]) -> str | None:
+    """What JAX calls a result, e.g. `result['loss']`; nothing where it has a single one."""
+    return str(attributes["jax.result_info"]) or None if "jax.result_info" in attributes else None
+
+
+def _short(value: Value) -> str:
+    type_ = value.type
+    if not isinstance(type_, TensorType) or not isinstance(type_.element, str):
+        return str(type_)
+    return f"{type_.dtype.name}[{','.join('?' if size is None else str(size) for size in type_.shape)}]"
+
+
+def _bytes(value: Value) -> int | None:
+    type_ = value.type
+    if not isinstance(type_, TensorType) or not type_.is_static or not isinstance(type_.element, str):
+        return None
+    return type_.size * type_.dtype.itemsize
+
+
+def _place(location: Location | None) -> str | None:
+    return None if location is None else str(location)

@@ -1,0 +1,1 @@
+"""The intermediate representation: frozen dataclasses in StableHLO's vocabulary. No JAX, no MLIR."""

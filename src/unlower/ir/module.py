@@ -1,0 +1,124 @@
+"""What a program is: modules, functions, regions, operations, values. Frozen dataclasses, no JAX, no MLIR.
+
+The vocabulary is StableHLO's (with CHLO and the MHLO that XLA's converter leaves), in SSA form: a value is the argument
+of a region or the result of an operation, and an operation in a region may use the values around it (its captures).
+Regions have one block, and a terminator is not an operation here: its operands are the region's `results`.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from unlower.ir.types import Type
+
+__all__ = ["Function", "Location", "Module", "Op", "Region", "Value", "walk"]
+
+_node = dataclasses.dataclass(frozen=True, slots=True, eq=False)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Location:
+    """Where an operation came from: its `name` (scopes joined by `/`) and the source line, as far as the file tells."""
+
+    name: str | None = None
+    file: str | None = None
+    line: int | None = None
+
+    def __str__(self) -> str:
+        place = f"{self.file}:{self.line}" if self.file else ""
+        return " ".join(filter(None, [self.name, place and f"({place})"])) or "unknown"
+
+
+@_node
+class Value:
+    """An SSA value; compared by identity. `number` is unique in its function and prints as `%number`."""
+
+    number: int
+    type: Type
+
+    def __repr__(self) -> str:
+        return f"%{self.number}: {self.type}"
+
+
+@_node
+class Region:
+    """A block of operations: `arguments` come in, `results` (the terminator's operands) go out."""
+
+    arguments: tuple[Value, ...]
+    ops: "tuple[Op, ...]"
+    results: tuple[Value, ...]
+
+
+@_node
+class Op:
+    """One operation.
+
+    Attributes:
+      name: dialect and mnemonic, e.g. `"stablehlo.add"`.
+      operands: the values it reads.
+      results: the values it makes.
+      attributes: by the specification's names; see `unlower.ir.attributes` for the values.
+      regions: the programs it holds.
+      location: name scope and source line, or None.
+    """
+
+    name: str
+    operands: tuple[Value, ...] = ()
+    results: tuple[Value, ...] = ()
+    attributes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    regions: tuple[Region, ...] = ()
+    location: Location | None = None
+
+    @property
+    def type(self) -> Any:
+        """The type of the only result."""
+        (result,) = self.results
+        return result.type
+
+    @property
+    def types(self) -> tuple[Type, ...]:
+        """The types of all results."""
+        return tuple([value.type for value in self.results])
+
+
+@_node
+class Function:
+    """A function of a module; `body` is its region. Attribute tuples match arguments and results one to one."""
+
+    name: str
+    body: Region
+    visibility: str = "private"
+    argument_attributes: tuple[Mapping[str, Any], ...] = ()
+    result_attributes: tuple[Mapping[str, Any], ...] = ()
+    argument_locations: tuple[Location | None, ...] = ()
+    attributes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@_node
+class Module:
+    """A program: functions by name, one of which is the entry.
+
+    Attributes:
+      name: the module's symbol, or "module".
+      functions: every function that the entry can reach, by name.
+      entry: the name of the public function.
+      attributes: the module's own attributes.
+    """
+
+    name: str
+    functions: Mapping[str, Function]
+    entry: str
+    attributes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def main(self) -> Function:
+        """The entry function."""
+        return self.functions[self.entry]
+
+
+def walk(region: Region) -> Iterator[Op]:
+    """Yields every operation of `region`, outer before inner, nested regions included."""
+    for op in region.ops:
+        yield op
+        for inner in op.regions:
+            yield from walk(inner)

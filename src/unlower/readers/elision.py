@@ -1,0 +1,140 @@
+"""Constants whose values the file left out: found, refused by name, or filled in.
+
+XLA prints a large array as `constant({...})`, and its own parser reads that back without a word, as garbage. MLIR prints
+`dense_resource<__elided__>`, which parses too. Protos can hold literals without payload. Each kind is marked before the file
+is parsed; what becomes of the marks is decided here.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from unlower.errors import FormatError
+from unlower.ir.attributes import DenseElements
+from unlower.ir.types import TensorType
+from unlower.readers.constants import own
+
+__all__ = ["ELIDED_TARGET", "Elision", "mark_hlo_text", "mark_mlir_text"]
+
+ELIDED_TARGET = "unlower.elided"
+"""The custom call that stands for an elided constant on its way through XLA's parser and converter."""
+
+_HLO_ELIDED = re.compile(r"""constant\(\s*\{\s*\.\.\.\s*\}\s*\)|"(?:[^"\\]|\\.)*"|/\*.*?\*/|//[^\n]*""", re.DOTALL)
+_HLO_NAME = re.compile(r"(?:ROOT\s+)?%?([\w.\-]+)\s*=[^=]*$")
+_HLO_PARTLY = re.compile(r"constant\([^\n]*?\{\s*\.\.\.\s*\}")
+_MLIR_ELIDED = re.compile(r"""dense_resource<__elided__>|"(?:[^"\\]|\\.)*"|//[^\n]*""")
+_MLIR_NAME = re.compile(r"%([\w$.\-]+)(?::\d+)?\s*=[^\n]*$")
+
+
+class Elision:
+    """What the caller wants for elided constants, and what was met.
+
+    Args:
+      wish: None to refuse, `"zeros"`, or a mapping from name to array.
+
+    Raises:
+      ValueError: another wish.
+    """
+
+    def __init__(self, wish: str | Mapping[str, Any] | None = None):
+        if not (wish is None or wish == "zeros" or isinstance(wish, Mapping)):
+            raise ValueError(f'elided={wish!r}: None, "zeros" or a mapping from name to array is expected')
+        self._wish = wish
+        self._met: dict[tuple[str, TensorType], DenseElements] = {}
+        self._wrong: list[str] = []
+
+    def fill(self, name: str, type_: TensorType) -> DenseElements:
+        """Returns what stands for the constant `name`; `finish` raises later if nothing can."""
+        found = self._met.get((name, type_))
+        if found is None:
+            array = np.zeros((), type_.dtype)
+            if isinstance(self._wish, Mapping):
+                array = self._given(self._wish, name, type_)
+            found = self._met[name, type_] = DenseElements(type_, own(array), None if self._wish else name)
+        return found
+
+    def _given(self, arrays: Mapping[str, Any], name: str, type_: TensorType) -> np.ndarray:
+        if name not in arrays:
+            self._wrong.append(f"no array for {name}: {type_}")
+            return np.zeros((), type_.dtype)
+        array = np.asarray(arrays[name])
+        if array.shape != type_.shape or array.dtype != type_.dtype:
+            self._wrong.append(f"{name} is {type_}, but the given array is {array.dtype}{list(array.shape)}")
+            return np.zeros((), type_.dtype)
+        return array
+
+    def finish(self) -> None:
+        """Raises FormatError that names every constant that is left open."""
+        listed = ", ".join(f"{name}: {type_}" for name, type_ in self._met)
+        if isinstance(self._wish, Mapping):
+            unknown = sorted(set(self._wish) - {name for name, _ in self._met})
+            if unknown:
+                self._wrong.append(f"no elided constant is called {', '.join(unknown)}")
+            if self._wrong:
+                raise FormatError(
+                    "the arrays given for elided constants do not fit: " + "; ".join(self._wrong),
+                    where=f"elided: {listed or 'none'}",
+                    mend="elided={name: array} takes one array for each of these",
+                )
+        elif self._met and self._wish is None:
+            count = len(self._met)
+            raise FormatError(
+                f"the values of {count} constant{'s were' if count > 1 else ' was'} left out of the file",
+                where=listed,
+                mend='write the file with its constants (as a proto, or with XLA_FLAGS=--xla_dump_large_constants), or pass '
+                'elided="zeros" or elided={name: array}',
+            )
+
+
+def mark_hlo_text(text: str) -> str:
+    """Puts a custom call in the place of each `constant({...})`; the name travels in its `backend_config`.
+
+    Raises:
+      FormatError: a tuple constant with elided parts.
+    """
+    if "..." not in text:
+        return text
+    names: dict[str, int] = {}
+
+    def replace(match: re.Match[str]) -> str:
+        if not match.group().startswith("constant"):
+            return match.group()
+        line = text[text.rfind("\n", 0, match.start()) + 1 : match.start()]
+        found = _HLO_NAME.search(re.sub(r"/\*.*?\*/", "", line))
+        name = _unique(found.group(1) if found else "constant", names)
+        return f'custom-call(), custom_call_target="{ELIDED_TARGET}", backend_config="{name}"'
+
+    marked = _HLO_ELIDED.sub(replace, text)
+    partly = _HLO_PARTLY.search(marked)
+    if partly:
+        line = marked.count("\n", 0, partly.start()) + 1
+        raise FormatError(
+            "a tuple constant has values left out",
+            where=f"line {line}: {partly.group()[:80]}",
+            mend="write the file with its constants (as a proto, or with XLA_FLAGS=--xla_dump_large_constants)",
+        )
+    return marked
+
+
+def mark_mlir_text(text: str) -> str:
+    """Gives each `dense_resource<__elided__>` a key of its own: the name of the value it defines."""
+    if "__elided__" not in text:
+        return text
+    names: dict[str, int] = {}
+
+    def replace(match: re.Match[str]) -> str:
+        if not match.group().startswith("dense_resource"):
+            return match.group()
+        line = text[text.rfind("\n", 0, match.start()) + 1 : match.start()]
+        found = _MLIR_NAME.search(line)
+        return f'dense_resource<"{_unique(found.group(1) if found else "constant", names)}">'
+
+    return _MLIR_ELIDED.sub(replace, text)
+
+
+def _unique(name: str, names: dict[str, int]) -> str:
+    """Tells apart what has one name in several functions: the second `cst` is `cst#2`."""
+    names[name] = count = names.get(name, 0) + 1
+    return name if count == 1 else f"{name}#{count}"

@@ -1,0 +1,49 @@
+"""HLO text -> `ir.Module`: XLA dumps and `as_text()`, before and after optimisation.
+
+XLA's own parser reads the text; `hlo_proto` takes it from there.
+"""
+
+import re
+
+from unlower._jax_compat import hlo_text_to_proto
+from unlower.errors import FormatError
+from unlower.ir.module import Module
+from unlower.readers.elision import Elision, mark_hlo_text
+from unlower.readers.hlo_proto import module_from_hlo_proto
+from unlower.readers.text import decode_utf8, first_token
+
+__all__ = ["is_hlo_text", "read_hlo_text"]
+
+_WAS_PARSING = re.compile(r"was parsing (\d+):(\d+): error: ([^\n]*)")
+
+
+def is_hlo_text(data: bytes) -> bool:
+    """Whether `data` starts with the header of an HLO module."""
+    return re.match(rb"HloModule\b", first_token(data)) is not None
+
+
+def read_hlo_text(data: bytes, elision: Elision) -> Module:
+    """Reads the text of an HLO module.
+
+    Raises:
+      FormatError: text that XLA cannot parse, with its line and column; elided constants; what the converter refuses.
+    """
+    text = mark_hlo_text(decode_utf8(data))
+    try:
+        proto = hlo_text_to_proto(text)
+    except (RuntimeError, ValueError) as error:
+        raise _error(str(error), text) from None
+    return module_from_hlo_proto(proto, elision)
+
+
+def _error(message: str, text: str) -> FormatError:
+    mend = "the text is cut off, edited, or in a syntax that this jaxlib does not know; dump it again, best as a proto"
+    match = _WAS_PARSING.search(message)
+    if match is None:
+        return FormatError(f"XLA cannot read this HLO text: {message.splitlines()[0]}", mend=mend)
+    line, column, what = match.groups()
+    lines = text.split("\n", int(line))
+    source = f": {lines[int(line) - 1].strip()[:120]}" if len(lines) >= int(line) else ""
+    return FormatError(
+        f"XLA cannot read this HLO text: {what}", where=f"line {line}, column {column}{source}", mend=mend
+    )

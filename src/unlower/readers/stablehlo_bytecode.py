@@ -1,0 +1,66 @@
+"""MLIR bytecode -> `ir.Module`: StableHLO portable artifacts (VHLO, which stays readable) and raw bytecode (which may not).
+
+Both start with `ML\\xefR`, a version as varint, and the producer as a zero-terminated string: `StableHLO_v1.18.0` is the version
+that a portable artifact targets, `MLIR23.0.0git` says raw bytecode.
+"""
+
+import re
+
+from unlower._jax_compat import collect_diagnostics, current_stablehlo_version, deserialize_portable_artifact
+from unlower._jax_compat import mlir_ir as ir
+from unlower._jax_compat import new_mlir_context
+from unlower.errors import FormatError
+from unlower.ir.module import Module
+from unlower.readers.elision import Elision
+from unlower.readers.mlir_module import module_from_mlir
+from unlower.readers.stablehlo_text import mlir_message
+
+__all__ = ["MAGIC", "is_bytecode", "read_bytecode"]
+
+MAGIC = b"ML\xefR"
+_PRODUCER = re.compile(rb"ML\xefR[\x00-\xff]([\x20-\x7e]*)\x00")
+_VERSION = re.compile(r"StableHLO_v(\d+)\.(\d+)\.(\d+)")
+
+
+def is_bytecode(data: bytes) -> bool:
+    """Whether `data` starts as MLIR bytecode does."""
+    return data.startswith(MAGIC)
+
+
+def read_bytecode(data: bytes, elision: Elision) -> Module:
+    """Reads MLIR bytecode.
+
+    Raises:
+      FormatError: damaged bytes, or an artifact of a StableHLO newer than this jaxlib; both versions are named.
+    """
+    match = _PRODUCER.match(data)
+    producer = match.group(1).decode() if match else ""
+    version = _VERSION.fullmatch(producer)
+    context = new_mlir_context()
+    with context, collect_diagnostics(context) as diagnostics:
+        try:
+            module = deserialize_portable_artifact(context, data) if version else ir.Module.parse(data)
+        except (ir.MLIRError, ValueError, RuntimeError) as error:
+            raise _error(producer, version, [*diagnostics, str(error)]) from None
+    return module_from_mlir(module, elision)
+
+
+def _error(producer: str, version: re.Match[str] | None, messages: list[str]) -> FormatError:
+    what, _ = mlir_message(messages[0])
+    where = f"MLIR bytecode written by {producer or 'an unknown producer'}"
+    if version is None:
+        return FormatError(
+            f"damaged or incompatible MLIR bytecode: {what}",
+            where=where,
+            mend="raw bytecode is only readable by the MLIR that wrote it; save a StableHLO portable artifact instead",
+        )
+    current = current_stablehlo_version()
+    if tuple(map(int, version.groups())) > tuple(map(int, current.split("."))):
+        return FormatError(
+            f"the artifact is of StableHLO {'.'.join(version.groups())}, newer than the {current} that this jaxlib reads: {what}",
+            where=where,
+            mend=f"upgrade jaxlib, or serialize the artifact again for StableHLO {current}",
+        )
+    return FormatError(
+        f"damaged StableHLO portable artifact: {what}", where=where, mend="copy or write the file again; it is cut off or changed"
+    )

@@ -1,0 +1,62 @@
+"""StableHLO text -> `ir.Module`: pretty or generic form, with or without locations; CHLO and the MHLO that MLIR still parses."""
+
+import re
+
+from unlower._jax_compat import mlir_ir as ir
+from unlower._jax_compat import new_mlir_context
+from unlower.errors import FormatError
+from unlower.ir.module import Module
+from unlower.readers.elision import Elision, mark_mlir_text
+from unlower.readers.mlir_module import module_from_mlir
+from unlower.readers.text import decode_utf8, first_token
+
+__all__ = ["is_stablehlo_text", "mlir_message", "read_stablehlo_text"]
+
+_START = re.compile(rb'module\b|"?builtin\.module\b|"?func\.func\b|"?(?:sdy|vhlo|stablehlo|mhlo|chlo)\.|#\w+ *=|#loc|!\w+ *=|\{-#')
+_LOCATED = re.compile(r'(?:error: )?(?:loc\()?"?-"?:(\d+):(\d+)\)?: (?:error: )?(.*)', re.DOTALL)
+
+
+def is_stablehlo_text(data: bytes) -> bool:
+    """Whether `data` starts as an MLIR module does."""
+    return bool(_START.match(first_token(data)))
+
+
+def read_stablehlo_text(data: bytes, elision: Elision) -> Module:
+    """Reads the text of a module.
+
+    Raises:
+      FormatError: text that MLIR cannot parse or verify, with its line and column; elided constants.
+    """
+    text = mark_mlir_text(decode_utf8(data))
+    context = new_mlir_context()
+    with context:
+        try:
+            module = ir.Module.parse(text)
+        except (ir.MLIRError, ValueError, RuntimeError) as error:
+            what, where = mlir_message(str(error), text)
+            raise FormatError(
+                f"MLIR cannot read this text: {what}",
+                where=where,
+                mend="print the module again with the StableHLO release that this jaxlib carries, or save it as a portable "
+                "artifact, which stays readable",
+            ) from None
+    return module_from_mlir(module, elision)
+
+
+def mlir_message(message: str, text: str | None = None) -> tuple[str, str | None]:
+    """Cuts MLIR's diagnostics down to the first error: what it says, and where (line and column, if it tells)."""
+    errors = [line for line in message.split("\nerror: ")[1:] or [message.removeprefix("error: ")]]
+    if "\nerror: " not in message and message.startswith("Unable to parse"):
+        errors = [message.partition("\n")[2] or message]
+    what = errors[0].split("\n note:")[0].split("\n note ")[0].strip()
+    match = _LOCATED.match(what)
+    if match is None:
+        return what, None
+    line, column, what = match.groups()
+    if line == "0":
+        return what, None
+    where = f"line {line}, column {column}"
+    lines = text.split("\n", int(line)) if text else []
+    if len(lines) >= int(line):
+        where += f": {lines[int(line) - 1].strip()[:120]}"
+    return what, where

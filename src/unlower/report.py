@@ -1,0 +1,267 @@
+"""What `inspect` and `verify` found: frozen records that print as plain text and turn into JSON.
+
+How they look on a terminal is the command line's business (`unlower.cli`).
+"""
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+__all__ = [
+    "Argument",
+    "Difference",
+    "Inspection",
+    "Loop",
+    "Timings",
+    "UnsupportedOp",
+    "Verification",
+    "human_bytes",
+    "human_seconds",
+]
+
+_record = dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+
+
+@_record
+class Argument:
+    """An argument or a result of a program.
+
+    Attributes:
+      type: element type and shape, e.g. `"float32[8,4]"`; a size unknown before the call is `?`.
+      bytes: its size, or None where a size is unknown.
+      name: what the file calls it, or None.
+    """
+
+    type: str
+    bytes: int | None
+    name: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.type}" if self.name else self.type
+
+
+@_record
+class Loop:
+    """A `while` of the module.
+
+    Attributes:
+      function: the function that holds it.
+      index: its position among that function's operations.
+      carried: how many values it carries.
+      location: name scope and source line, or None.
+    """
+
+    function: str
+    index: int
+    carried: int
+    location: str | None
+
+
+@_record
+class UnsupportedOp:
+    """An operation that `load` would refuse.
+
+    Attributes:
+      function: the function that holds it.
+      index: its position among that function's operations.
+      op: the operation as text.
+      reason: why it is refused.
+      location: name scope and source line, or None.
+    """
+
+    function: str
+    index: int
+    op: str
+    reason: str
+    location: str | None
+
+    def __str__(self) -> str:
+        place = f", from {self.location}" if self.location else ""
+        return f"{self.reason}: @{self.function}, op {self.index}, `{self.op}`{place}"
+
+
+@_record
+class Inspection:
+    """What a file holds.
+
+    Attributes:
+      name: the module's name.
+      inputs: the arguments, in the module's order.
+      outputs: the results.
+      functions: the number of functions that the entry reaches.
+      operations: the number of operations in them, regions included, each counted once however often it runs.
+      histogram: op name -> how many, most frequent first.
+      custom_calls: target -> how many, most frequent first.
+      loops: the `while` loops.
+      constants: the number of constants.
+      constant_bytes: the size of their values in the program's memory.
+      elided: the constants whose values the file left out, as `name: type`.
+      unsupported: the operations that `load` would refuse.
+    """
+
+    name: str
+    inputs: tuple[Argument, ...]
+    outputs: tuple[Argument, ...]
+    functions: int
+    operations: int
+    histogram: Mapping[str, int]
+    custom_calls: Mapping[str, int]
+    loops: tuple[Loop, ...]
+    constants: int
+    constant_bytes: int
+    elided: tuple[str, ...]
+    unsupported: tuple[UnsupportedOp, ...]
+
+    def to_json(self) -> str:
+        """Returns the record as a JSON object."""
+        return _to_json(self)
+
+    def __str__(self) -> str:
+        lines = [f"{self.name}: {_count(self.operations, 'operation')} in {_count(self.functions, 'function')}"]
+        lines += _signature("inputs", self.inputs) + _signature("outputs", self.outputs)
+        lines.append(f"  constants: {self.constants}, {human_bytes(self.constant_bytes)}")
+        lines += _listed("operations", [f"{count:>7}  {name}" for name, count in self.histogram.items()])
+        lines += _listed("custom calls", [f"{count:>7}  {name}" for name, count in self.custom_calls.items()])
+        lines += _listed("loops", [f"@{loop.function}, op {loop.index}, carries {loop.carried}" for loop in self.loops])
+        lines += _listed("left out of the file", self.elided)
+        lines += _listed("unsupported", [str(op) for op in self.unsupported])
+        return "\n".join(lines)
+
+
+@_record
+class Difference:
+    """The first place where two runs differ.
+
+    Attributes:
+      result: the position of the result among the outputs.
+      index: the position of the element in it.
+      original: the value under XLA, with the bits behind it.
+      loaded: the value of the loaded program, likewise.
+      elements: how many elements of that result differ.
+      size: how many elements it has.
+      results: how many results differ at all.
+    """
+
+    result: int
+    index: tuple[int, ...]
+    original: str
+    loaded: str
+    elements: int
+    size: int
+    results: int
+
+    def __str__(self) -> str:
+        place = f"result {self.result}" + (f", element [{', '.join(map(str, self.index))}]" if self.index else "")
+        share = f"{self.elements} of {self.size} elements differ there, and {_count(self.results, 'result')} in all"
+        return f"{place}: {self.original} under XLA, {self.loaded} loaded ({share})"
+
+
+@_record
+class Timings:
+    """Wall-clock seconds of each stage; None where it was not reached.
+
+    Attributes:
+      load: reading the file and building the program.
+      original_compile: XLA on the original.
+      original_run: the original, once.
+      loaded_compile: tracing, lowering and XLA on the loaded program.
+      loaded_run: the loaded program, once.
+    """
+
+    load: float
+    original_compile: float | None = None
+    original_run: float | None = None
+    loaded_compile: float | None = None
+    loaded_run: float | None = None
+
+
+@_record
+class Verification:
+    """The original under XLA and the loaded program, on the same inputs.
+
+    Attributes:
+      name: the module's name.
+      outcome: `"equal"` bit for bit, `"different"`, or `"refused"` when XLA does not run the original.
+      inputs: the arguments that both were given, by type.
+      outputs: the results, by type.
+      seed: what the random inputs were drawn from; None when the caller gave them.
+      difference: the first difference, if any.
+      refusal: what XLA said, if it refused.
+      notes: what else one should know to read the outcome.
+      timings: seconds of each stage.
+    """
+
+    name: str
+    outcome: Literal["equal", "different", "refused"]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    seed: int | None
+    difference: Difference | None
+    refusal: str | None
+    notes: tuple[str, ...]
+    timings: Timings
+
+    def __bool__(self) -> bool:
+        """Whether the two agree bit for bit."""
+        return self.outcome == "equal"
+
+    def to_json(self) -> str:
+        """Returns the record as a JSON object."""
+        return _to_json(self)
+
+    def headline(self) -> str:
+        """Says the outcome in one sentence."""
+        if self.outcome == "equal":
+            return f"bit-equal: {_count(len(self.outputs), 'result')} of the loaded program have the original's bits"
+        if self.outcome == "different":
+            return f"different: {self.difference}"
+        return f"not compared: XLA refused the original: {self.refusal}"
+
+    def __str__(self) -> str:
+        times = dataclasses.asdict(self.timings)
+        lines = [f"{self.name}: {self.headline()}", *(f"  note: {note}" for note in self.notes)]
+        lines += [f"  {stage.replace('_', ' ')}: {human_seconds(t)}" for stage, t in times.items() if t is not None]
+        return "\n".join(lines)
+
+
+def human_bytes(size: int) -> str:
+    """Spells a size in bytes with a binary unit.
+
+    Example:
+      >>> human_bytes(1536)
+      '1.5 KiB'
+    """
+    amount, unit = float(size), "B"
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if amount < 1024 or unit == "TiB":
+            break
+        amount /= 1024
+    return f"{size} B" if unit == "B" else f"{amount:.1f} {unit}"
+
+
+def human_seconds(seconds: float) -> str:
+    """Spells a duration.
+
+    Example:
+      >>> human_seconds(0.0123)
+      '12.3 ms'
+    """
+    return f"{seconds * 1e3:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _signature(title: str, arguments: Sequence[Argument]) -> list[str]:
+    total = sum(argument.bytes or 0 for argument in arguments)
+    return _listed(f"{title} ({len(arguments)}, {human_bytes(total)})", [str(argument) for argument in arguments])
+
+
+def _listed(title: str, items: Sequence[str]) -> list[str]:
+    return [f"  {title}:", *(f"    {item}" for item in items)] if items else []
+
+
+def _to_json(record: Any) -> str:
+    return json.dumps(dataclasses.asdict(record), indent=2)

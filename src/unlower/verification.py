@@ -1,0 +1,177 @@
+"""`verify`: the original under XLA beside the loaded program, compared bit for bit."""
+
+import pathlib
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from unlower._xla_child import run_original
+from unlower.errors import SignatureError
+from unlower.ir.module import Module, walk
+from unlower.program import Program, load
+from unlower.readers.original import original_stablehlo
+from unlower.report import Difference, Timings, Verification
+
+__all__ = ["compare", "random_inputs", "verify"]
+
+_OWN_RANDOMNESS = {"stablehlo.rng", "mhlo.xla.rng_get_and_update_state"}
+_MOST_SMALL = 10
+
+
+def verify(
+    source: Any,
+    *,
+    inputs: Sequence[Any] | None = None,
+    seed: int = 0,
+    rules: Mapping[str, Callable[..., Any]] | None = None,
+    progress: Callable[[str], None] = lambda stage: None,
+) -> Verification:
+    """Runs the original by XLA and the loaded program on the same inputs, and compares every bit of the results.
+
+    The original is compiled in a process of its own, since XLA aborts on some modules.
+
+    Args:
+      source: whatever `load` takes.
+      inputs: one array for each argument; random ones unless given, see `random_inputs`.
+      seed: what random inputs are drawn from.
+      rules: as for `load`.
+      progress: called with the name of each stage as it begins.
+
+    Raises:
+      FormatError, InvalidModuleError, UnsupportedOpError: as for `load`.
+      SignatureError: inputs that do not fit the program.
+
+    Example:
+      >>> text = "HloModule m\\nENTRY e { x = f32[2] parameter(0)  ROOT y = f32[2] negate(x) }"
+      >>> verify(text).outcome
+      'equal'
+    """
+    progress("loading")
+    begun = time.perf_counter()
+    program = load(source, rules=rules)
+    load_seconds = time.perf_counter() - begun
+    given = inputs is not None
+    arrays = [np.asarray(array) for array in inputs] if inputs is not None else random_inputs(program, seed)
+
+    def report(outcome: Any, **found: Any) -> Verification:
+        defaults = {"difference": None, "refusal": None, "notes": (), "timings": Timings(load=load_seconds)}
+        return Verification(
+            name=program.module.name,
+            outcome=outcome,
+            inputs=tuple(map(_short, arrays)),
+            outputs=tuple(map(_short, program.out_avals)),
+            seed=None if given else seed,
+            **{**defaults, **found},
+        )
+
+    progress("the original: compiling and running it by XLA")
+    with tempfile.TemporaryDirectory(prefix="unlower-") as folder:
+        original = run_original(original_stablehlo(source), arrays, pathlib.Path(folder))
+    if original.results is None:
+        return report("refused", refusal=original.refusal)
+
+    progress("the loaded program: compiling and running it")
+    with jax.enable_x64(True):
+        begun = time.perf_counter()
+        compiled = jax.jit(program.flat, keep_unused=True).lower(*arrays).compile()
+        built = time.perf_counter()
+        results = [np.asarray(result) for result in jax.block_until_ready(compiled(*arrays))]
+        finished = time.perf_counter()
+    timings = Timings(
+        load=load_seconds,
+        original_compile=original.compile_seconds,
+        original_run=original.run_seconds,
+        loaded_compile=built - begun,
+        loaded_run=finished - built,
+    )
+    difference = compare(original.results, results)
+    notes = tuple(_notes(program.module, original.results))
+    return report("different" if difference else "equal", difference=difference, notes=notes, timings=timings)
+
+
+def random_inputs(program: Program, seed: int = 0) -> list[np.ndarray]:
+    """Draws an array for each argument of a program.
+
+    Floats and complex numbers are normal, booleans fair, integers small and not negative, so that they serve as indices,
+    counts and keys.
+
+    Raises:
+      SignatureError: a size of an argument is unknown before the call.
+    """
+    generator = np.random.default_rng(seed)
+    return [_draw(generator, aval) for aval in program.in_avals]
+
+
+def _draw(generator: np.random.Generator, aval: jax.ShapeDtypeStruct) -> np.ndarray:
+    if not all(isinstance(size, int) for size in aval.shape):
+        raise SignatureError(
+            f"no random input for {_short(aval)}, whose sizes the call decides",
+            mend="pass arrays of the sizes you mean: verify(source, inputs=[...])",
+        )
+    dtype = aval.dtype
+    if dtype == bool:
+        return generator.integers(0, 2, aval.shape).astype(bool)
+    if jax.dtypes.issubdtype(dtype, np.integer):
+        largest = int(jax.numpy.iinfo(dtype).max)
+        return generator.integers(0, min(_MOST_SMALL, largest + 1), aval.shape).astype(dtype)
+    numbers = generator.standard_normal(aval.shape)
+    if jax.dtypes.issubdtype(dtype, np.complexfloating):
+        return (numbers + 1j * generator.standard_normal(aval.shape)).astype(dtype)
+    return np.asarray(numbers).astype(dtype)
+
+
+def compare(original: Sequence[np.ndarray], loaded: Sequence[np.ndarray]) -> Difference | None:
+    """Finds the first element whose bits differ, in the order of results and then row by row; None if there is none."""
+    first: tuple[int, np.ndarray] | None = None
+    results = 0
+    for position, (want, got) in enumerate(zip(original, loaded, strict=True)):
+        assert want.shape == got.shape and want.dtype == got.dtype, "the program keeps the module's types"
+        wrong = (_bits(want) != _bits(got)).any(axis=-1)
+        if wrong.any():
+            results += 1
+            first = first or (position, wrong)
+    if first is None:
+        return None
+    position, wrong = first
+    flat = int(wrong.argmax())
+    want, got = original[position], loaded[position]
+    return Difference(
+        result=position,
+        index=tuple(int(i) for i in np.unravel_index(flat, want.shape)),
+        original=_spell(want.reshape(-1)[flat]),
+        loaded=_spell(got.reshape(-1)[flat]),
+        elements=int(wrong.sum()),
+        size=want.size,
+        results=results,
+    )
+
+
+def _bits(array: np.ndarray) -> np.ndarray:
+    """The bytes of an array, a row for each element."""
+    return np.frombuffer(array.tobytes(), np.uint8).reshape(array.size, array.dtype.itemsize)
+
+
+def _spell(value: np.generic) -> str:
+    """A value with the bits behind it: `1.5 (0x3fc00000)`."""
+    return f"{value} (0x{value.tobytes()[::-1].hex()})"
+
+
+def _notes(module: Module, results: Sequence[np.ndarray]) -> Iterator[str]:
+    names = {op.name for function in module.functions.values() for op in walk(function.body)}
+    for name in sorted(names & _OWN_RANDOMNESS):
+        yield f"{name} draws random numbers of its own, which two runs need not share"
+    empty = [
+        str(i)
+        for i, result in enumerate(results)
+        if result.size and jax.dtypes.issubdtype(result.dtype, np.inexact) and np.isnan(result).all()
+    ]
+    if empty:
+        yield f"nothing but NaN in result {', '.join(empty)}: these inputs tell little about it"
+
+
+def _short(array: Any) -> str:
+    return f"{array.dtype.name}[{','.join(map(str, array.shape))}]"

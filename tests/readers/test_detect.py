@@ -1,0 +1,265 @@
+import gzip
+import io
+import pathlib
+import pickle
+import zipfile
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from unlower._jax_compat import (
+    current_stablehlo_version,
+    hlo_text_to_proto,
+    mlir_hlo,
+    mlir_ir,
+    new_mlir_context,
+)
+from unlower.errors import FormatError, UnlowerError
+from unlower.ir.module import walk
+from unlower.readers.detect import read
+from unlower.readers.wire import encode_field
+
+DATA = pathlib.Path(__file__).parent.parent / "data"
+
+
+def model(x, w):
+    h = jnp.tanh(x @ w)
+    return jax.lax.fori_loop(0, 3, lambda i, h: h + jnp.sin(h), h).sum()
+
+
+LOWERED = jax.jit(model).lower(np.ones((2, 3), np.float32), np.ones((3, 3), np.float32))
+HLO_TEXT = LOWERED.as_text("hlo")
+PROTO = hlo_text_to_proto(HLO_TEXT)
+STABLEHLO = LOWERED.as_text()
+BYTECODE = io.BytesIO()
+LOWERED.compiler_ir("stablehlo").operation.write_bytecode(BYTECODE)
+BYTECODE = BYTECODE.getvalue()
+EXPORTED = jax.export.export(jax.jit(model))(np.ones((2, 3), np.float32), np.ones((3, 3), np.float32))
+PORTABLE = bytes(EXPORTED.mlir_module_serialized)
+GENERIC = LOWERED.compiler_ir("stablehlo").operation.get_asm(print_generic_op_form=True)
+
+SOURCES = {
+    "HLO text": HLO_TEXT,
+    "HLO text as bytes": HLO_TEXT.encode(),
+    "HLO text after comments": "// dumped by a tool\n/* module: */\n\n" + HLO_TEXT,
+    "HLO text with a byte order mark": b"\xef\xbb\xbf" + HLO_TEXT.encode(),
+    "HloModuleProto": PROTO,
+    "HloProto": encode_field(1, PROTO) + encode_field(3, b"\x0a\x01x"),
+    "HloSnapshot": encode_field(1, encode_field(1, PROTO)) + encode_field(4, b"CPU"),
+    "HloUnoptimizedSnapshot": encode_field(1, PROTO) + encode_field(2, b"\x0a\x00"),
+    "gzipped HloProto": gzip.compress(encode_field(1, PROTO)),
+    "gzipped HLO text": gzip.compress(HLO_TEXT.encode()),
+    "bytearray": bytearray(PROTO),
+    "memoryview": memoryview(PROTO),
+    "StableHLO text": STABLEHLO,
+    "StableHLO text, generic": GENERIC,
+    "StableHLO text after a comment": "// RUN: %s\n" + STABLEHLO,
+    "StableHLO text with locations": LOWERED.as_text(debug_info=True),
+    "MLIR bytecode": BYTECODE,
+    "portable artifact": PORTABLE,
+    "Lowered": LOWERED,
+    "Exported": EXPORTED,
+}
+
+
+def outline(module):
+    return sorted(op.name for function in module.functions.values() for op in walk(function.body))
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+def test_every_format_and_wrapper(kind):
+    module = read(SOURCES[kind])
+    names = outline(module)
+    assert [str(value.type) for value in module.main.body.arguments] == ["tensor<2x3xf32>", "tensor<3x3xf32>"]
+    assert [str(value.type) for value in module.main.body.results] == ["tensor<f32>"]
+    for name in ("stablehlo.dot_general", "stablehlo.tanh", "stablehlo.while", "stablehlo.sine", "stablehlo.reduce"):
+        assert name.replace("dot_general", "dot") in names or name in names
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.pb", "a", "a.mlir"])
+@pytest.mark.parametrize("kind", ["HLO text as bytes", "HloProto", "gzipped HloProto", "MLIR bytecode", "portable artifact"])
+def test_files_are_known_by_content_never_by_name(tmp_path, name, kind):
+    path = tmp_path / name
+    path.write_bytes(SOURCES[kind])
+    assert outline(read(path)) == outline(read(str(path))) == outline(read(SOURCES[kind]))
+
+
+def test_optimized_hlo():
+    text = LOWERED.compile().as_text()
+    assert "stablehlo.while" in outline(read(text))
+
+
+def test_a_gzipped_dump_on_disk():
+    module = read(DATA / "before_optimizations.hlo.pb.gz")
+    assert module.name == "jit_train_step"
+    assert "stablehlo.dot_general" in outline(module) or "stablehlo.dot" in outline(module)
+
+
+def test_an_artifact_that_jax_no_longer_takes():
+    module = read(DATA / "portable_0_4_30.mlirbc")
+    assert "stablehlo.while" in outline(module)
+
+
+def test_an_mlir_module():
+    assert outline(read(LOWERED.compiler_ir("stablehlo"))) == outline(read(STABLEHLO))
+
+
+def test_nothing_keeps_an_mlir_context():
+    before = mlir_ir.Context._get_live_count()
+    modules = [read(SOURCES[kind]) for kind in ("HLO text", "HloProto", "StableHLO text", "MLIR bytecode", "Exported")]
+    assert mlir_ir.Context._get_live_count() == before
+    del modules
+
+
+def saved_zip():
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr("data.pkl", b"x")
+    return buffer.getvalue()
+
+
+NO_PROGRAMS = {
+    "empty": (b"", "the input is empty"),
+    "blank": (b" \n\n", "the input is empty"),
+    "pickle": (pickle.dumps({"a": 1}, protocol=5), "this is a pickle"),
+    "zip": (saved_zip(), r"this is a zip archive \(a PyTorch .pt2"),
+    "tflite": (b"\x1c\0\0\0TFL3" + bytes(40), "this is a TFLite model"),
+    "iree": (b"\x1c\0\0\0IREE" + bytes(40), "this is an IREE module"),
+    "npy": (b"\x93NUMPY\x01\0" + bytes(40), "this is NumPy array data"),
+    "safetensors": (b"\x0a\0\0\0\0\0\0\0{\"a\":{}}  " + bytes(8), "this is a safetensors file"),
+    "elf": (b"\x7fELF" + bytes(40), "this is machine code"),
+    "saved model": (b"\x08\x01\x12\x0a\x0a\x08\x12\x06serve" + bytes(20), "this is a TensorFlow SavedModel graph"),
+    "random": (bytes(range(200, 256)) * 4, "no XLA program in a known format"),
+    "json": (b'{"name": "forward"}', "text, but neither an HLO nor a StableHLO module"),
+    "prose": (b"Total bytes used: 34796\n", "text, but neither an HLO nor a StableHLO module"),
+    "gzip of nothing": (gzip.compress(b""), "the input is empty"),
+    "cut gzip": (gzip.compress(PROTO)[:-20], "damaged gzip data"),
+    "broken gzip": (b"\x1f\x8b" + bytes(20), "damaged gzip data"),
+    "not utf-8": (b"HloModule m\n\xff\xfe", "text that is not UTF-8"),
+    "cut bytecode": (PORTABLE[:200], "damaged StableHLO portable artifact"),
+    "raw bytecode, cut": (BYTECODE[:200], "damaged or incompatible MLIR bytecode"),
+    "cut proto": (PROTO[: len(PROTO) // 2], "damaged|cannot convert"),
+    "a wrapper of nothing": (encode_field(1, b"\x0a\x01x\x12\x01y"), "no XLA program"),
+}
+
+
+@pytest.mark.parametrize("kind", NO_PROGRAMS)
+def test_what_is_no_program_is_named(kind):
+    data, message = NO_PROGRAMS[kind]
+    with pytest.raises(FormatError, match=message) as caught:
+        read(data)
+    assert caught.value.mend
+
+
+def test_a_serialized_export_is_told_what_to_do():
+    data = b"\x20\0\0\0" + bytes(28) + PORTABLE
+    with pytest.raises(FormatError, match=r"jax\.export\.deserialize"):
+        read(data)
+
+
+def test_a_newer_artifact_names_both_versions():
+    newer = PORTABLE.replace(f"StableHLO_v{current_stablehlo_version()}".encode(), b"StableHLO_v9.9.9", 1)
+    if newer == PORTABLE:
+        newer = b"ML\xefR\x0dStableHLO_v9.9.9\0" + PORTABLE.split(b"\0", 1)[1]
+    damaged = newer[: len(newer) // 2]
+    with pytest.raises(FormatError, match=r"of StableHLO 9\.9\.9, newer than") as caught:
+        read(damaged)
+    assert current_stablehlo_version() in str(caught.value)
+
+
+def test_directories_are_named(tmp_path):
+    with pytest.raises(FormatError, match="is a directory.*\n.*it is empty"):
+        read(tmp_path)
+    (tmp_path / "saved_model.pb").touch()
+    with pytest.raises(FormatError, match="is a TensorFlow SavedModel"):
+        read(tmp_path)
+
+
+def test_sources_of_another_class():
+    with pytest.raises(TypeError, match=r"cannot load a builtins\.int"):
+        read(3)
+    with pytest.raises(FileNotFoundError):
+        read("no/such/file.hlo")
+    with pytest.raises(FormatError, match="an empty string"):
+        read("")
+
+
+def test_errors_of_hlo_text_have_line_and_column():
+    with pytest.raises(FormatError, match="Unknown opcode: paramter") as caught:
+        read("HloModule m\n\nENTRY e {\n ROOT a = f32[2] paramter(0)\n}")
+    assert caught.value.where.startswith("line 4, column")
+    assert "paramter(0)" in caught.value.where
+
+
+def test_errors_of_stablehlo_text_have_line_and_column():
+    with pytest.raises(FormatError, match="same shape for all operands") as caught:
+        read(
+            'module {\n func.func @main(%a: tensor<2xf32>) -> tensor<3xf32> {\n  %0 = "stablehlo.add"(%a, %a) : '
+            "(tensor<2xf32>, tensor<2xf32>) -> tensor<3xf32>\n  return %0 : tensor<3xf32> } }"
+        )
+    assert caught.value.where.startswith('line 3, column 8: %0 = "stablehlo.add"')
+
+
+def test_errors_of_the_converter_are_format_errors():
+    tuple_constant = hlo_text_to_proto("HloModule m\nENTRY e {\n ROOT c = (f32[2],f32[1]) constant(({1,2},{3})) }")
+    with pytest.raises(FormatError, match="XLA cannot convert this HLO module"):
+        read(tuple_constant)
+
+
+def test_reading_prints_nothing(capfd):
+    for data in (PORTABLE[:300], BYTECODE[:300], PROTO[:300]):
+        with pytest.raises(UnlowerError):
+            read(data)
+    captured = capfd.readouterr()
+    assert (captured.out, captured.err) == ("", "")
+
+
+def mutated(data, edits):
+    changed = bytearray(data)
+    for place, byte in edits:
+        changed[place % len(changed)] = byte
+    return bytes(changed)
+
+
+EDITS = st.lists(st.tuples(st.integers(0, 1 << 20), st.integers(0, 255)), min_size=1, max_size=4)
+
+
+def read_or_refuse(data):
+    try:
+        read(data, elided="zeros")
+    except UnlowerError:
+        pass
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.sampled_from([PORTABLE, BYTECODE, PROTO, STABLEHLO.encode()]), EDITS)
+def test_flipped_bytes_are_read_or_refused(data, edits):
+    read_or_refuse(mutated(data, edits))
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.sampled_from([PORTABLE, BYTECODE, PROTO, STABLEHLO.encode(), HLO_TEXT.encode(), gzip.compress(PROTO)]),
+    st.integers(0, 1 << 20),
+)
+def test_cut_files_are_read_or_refused(data, length):
+    read_or_refuse(data[: length % len(data)])
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=100), st.sampled_from([b"", b"\x0a", b"\x1f\x8b", b"PK\x03\x04", b"\x08\x01\x12", b"\x80\x04"]))
+def test_any_bytes_are_refused(data, start):
+    read_or_refuse(start + data)
+
+
+def test_an_artifact_for_an_older_version_reads():
+    with new_mlir_context() as context:
+        module = mlir_ir.Module.parse(STABLEHLO)
+        old = mlir_hlo.serialize_portable_artifact(module, mlir_hlo.get_minimum_version())
+        del module, context
+    assert outline(read(bytes(old))) == outline(read(STABLEHLO))
