@@ -5,8 +5,8 @@
     python conformance/check.py NAME ...   some of: testdata interpret quantized backcompat harnesses real_hlo files
     python conformance/check.py --record   writes what it finds into figures.json, where a fall is then a visible change
 
-The corpora are kept beside the repository, in `../shared/conformance`; `CONFORMANCE=FOLDER` names another place.
-Exits with 1 when a figure fell, with 2 when the corpora are not there.
+The corpora are kept beside the repository, in `../shared/conformance`; `CONFORMANCE=FOLDER` names another place. Exits
+with 1 when a figure fell, with 2 when the corpora are not there.
 """
 
 import argparse
@@ -48,7 +48,7 @@ def parse(corpus: str, output: str) -> dict[str, Figure]:
 
 
 def run(script: pathlib.Path, corpus: str, quick: bool, out: str) -> dict[str, Figure]:
-    """Runs one corpus with this interpreter; `out` receives the failures, a line each."""
+    """Runs one corpus with this interpreter; no figures if it broke down. `out` receives the failures, a line each."""
     command = ["bash", str(script), *(["--quick"] if quick else []), corpus]
     environment = os.environ | {"PYTHON": sys.executable, "OUT": out}
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=False)
@@ -56,7 +56,7 @@ def run(script: pathlib.Path, corpus: str, quick: bool, out: str) -> dict[str, F
     if corpus not in figures:
         log = pathlib.Path(out, f"{corpus}.log")
         print(done.stdout, log.read_text() if log.exists() else "", sep="\n", file=sys.stderr)
-        return {corpus: (0, 0)}
+        return {}
     return figures
 
 
@@ -72,9 +72,9 @@ def on_record(records: dict[str, dict[str, Figure]], version: str) -> tuple[str,
     return best, records.get(best, {})
 
 
-def fell(found: Figure, recorded: Figure) -> bool:
-    """Whether fewer cases pass than on record, or more fail."""
-    return found[0] < recorded[0] or found[1] - found[0] > recorded[1] - recorded[0]
+def fell(found: Figure, recorded: Figure | None) -> bool:
+    """Whether fewer cases pass than on record, or more fail; without a record nothing can fall."""
+    return recorded is not None and (found[0] < recorded[0] or found[1] - found[0] > recorded[1] - recorded[0])
 
 
 def table(found: dict[str, Figure], recorded: dict[str, Figure]) -> list[str]:
@@ -84,7 +84,7 @@ def table(found: dict[str, Figure], recorded: dict[str, Figure]) -> list[str]:
     for name, figure in found.items():
         before = recorded.get(name)
         note = "not on record" if before is None else f"recorded {before[0]} of {before[1]}"
-        mark = "  FELL" if before is not None and fell(figure, before) else ""
+        mark = "  FELL" if fell(figure, before) else ""
         lines.append(f"{name:<{width}}  {figure[0]:>5} of {figure[1]:<5} {note}{mark}")
     return lines
 
@@ -124,23 +124,17 @@ def main(arguments: list[str] | None = None) -> int:
     for corpus in options.corpora or CORPORA:
         figures = run(folder / "run", corpus, options.quick, out)
         found |= figures
-        missing = [name for name in recorded if name.split(":")[0] == corpus and name not in figures]
-        falls += sum(fell(figures[n], recorded[n]) for n in figures if n in recorded) + len(missing)
-        print(
-            "\n".join([*table(figures, recorded), *(f"{name}  FELL: no longer counted" for name in missing)]),
-            flush=True,
-        )
+        missing = [n for n in recorded if n.split(":")[0] == corpus and n not in figures] or [corpus] * (not figures)
+        falls += sum(fell(figure, recorded.get(name)) for name, figure in figures.items()) + len(missing)
+        print(*table(figures, recorded), *(f"{name}  FELL: not counted" for name in missing), sep="\n", flush=True)
     print(f"failures by case: {out}")
     if options.record:
-        kept = {
-            k: v
-            for k, v in record.get(jax.__version__, {}).items()
-            if k.split(":")[0] not in {n.split(":")[0] for n in found}
-        }
+        corpora = {name.split(":")[0] for name in found}
+        kept = {n: figure for n, figure in record.get(jax.__version__, {}).items() if n.split(":")[0] not in corpora}
         record[jax.__version__] = kept | found
         FIGURES.write_text(dump(everything))
         return 0
-    print(f"{falls} figures fell" if falls else "no figure fell")
+    print({0: "no figure fell", 1: "1 figure fell"}.get(falls, f"{falls} figures fell"))
     return 1 if falls else 0
 
 

@@ -2,9 +2,10 @@
 
     python examples/make_model.py [--steps N] [--out FILE]
 
-The network learns the energy of a water molecule from the positions of its three atoms. What it is trained on is a textbook
-formula (a Morse potential for each O-H bond, a spring for the angle), so that the outcome can be checked; what is written is
-what people have when a model was exported and the code that made it is gone: one function, frozen weights, no gradient.
+The network learns the energy of a water molecule from the positions of its three atoms. What it is trained on is a
+textbook formula (a Morse potential for each O-H bond, a spring for the angle), so that the outcome can be checked;
+what is written is what people have when a model was exported and the code that made it is gone: one function, frozen
+weights, no gradient.
 
 Everything is plain JAX and seeded: the same JAX release writes the same file.
 """
@@ -86,7 +87,9 @@ def train(steps, batch=256, peak=1e-2):
     parameters = initial(keys[0])
     zeros = jax.tree.map(jnp.zeros_like, parameters)
     counts = jnp.arange(1, steps + 1, dtype=jnp.float32)
-    (parameters, _, _), _ = jax.jit(lambda s, xs: jax.lax.scan(step, s, xs))((parameters, zeros, zeros), (counts, keys[2:]))
+    (parameters, _, _), _ = jax.jit(lambda s, xs: jax.lax.scan(step, s, xs))(
+        (parameters, zeros, zeros), (counts, keys[2:])
+    )
     return parameters, float(jnp.sqrt(loss(parameters, keys[1])))
 
 

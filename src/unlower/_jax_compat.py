@@ -12,8 +12,10 @@ import jax
 import numpy as np
 from jax._src import compiler as _compiler
 from jax._src import api as _api
-from jax._src import core, source_info_util
+from jax._src import ad_util, core, dispatch, effects, source_info_util
 from jax._src.interpreters import mlir
+from jax._src.lax import lax as _lax
+from jax._src.lax import linalg as _linalg
 from jax._src.lib import _jax as _jaxlib
 from jax._src.lib import xla_client as _xla_client
 from jax._src.lib.mlir import ir as mlir_ir
@@ -169,7 +171,10 @@ def collect_diagnostics(context: Any) -> Iterator[list[str]]:
     messages: list[str] = []
 
     def collect(diagnostic: Any) -> bool:
-        messages.append(diagnostic.message)
+        try:
+            messages.append(diagnostic.message)
+        except RuntimeError:  # it quotes a name that is not UTF-8
+            messages.append("a name that is not UTF-8")
         return True
 
     handler = context.attach_diagnostic_handler(collect)
@@ -203,6 +208,8 @@ def compile_with_xla(module: str | bytes) -> Any:
     The executable takes and returns lists of arrays on the first device. The same in jax 0.10 to 0.12; it can go once JAX has a
     public way to compile a module. A module after XLA's optimisations can abort the process here.
     """
+    # LAPACK's kernels are empty pointers until JAX fills them in, which its own lowering would see to.
+    _linalg.initialize_lapack()
     device = jax.local_devices()[0]
     options = _compiler.get_compile_options(num_replicas=1, num_partitions=1, detailed_logging=False)
     executable = device.client.compile_and_load(module, _xla_client.DeviceList((device,)), options)
@@ -213,3 +220,94 @@ def compile_with_xla(module: str | bytes) -> Any:
         return jax.block_until_ready([result[0] for result in results])
 
     return run
+
+
+# --- ops: primitives of our own
+
+
+zero_tangent = ad_util.p2tz
+"""The symbolic zero tangent of a value; no public name."""
+
+
+class OpEffect(effects.Effect):
+    """The effect of an operation that must run although nobody reads its results."""
+
+    def __str__(self) -> str:
+        return "unlower"
+
+
+for _allowed in ("lowerable", "control_flow_allowed", "remat_allowed", "custom_derivatives_allowed", "partial_eval_kept"):
+    getattr(effects, f"{_allowed}_effects").add_type(OpEffect)
+
+
+def new_primitive(name: str) -> Any:
+    """Creates a primitive with several results that runs eagerly by compiling itself."""
+    primitive = core.Primitive(name)
+    primitive.multiple_results = True
+    primitive.def_impl(functools.partial(dispatch.apply_primitive, primitive))
+    return primitive
+
+
+def result_aval(operands: Sequence[Any], shape: tuple[int, ...], dtype: np.dtype) -> Any:
+    """The abstract value of a result: inside a shard_map it varies along every axis along which an operand does."""
+    like = next((operand for operand in operands if isinstance(operand, core.ShapedArray) and operand.mat.varying), None)
+    if like is None:
+        return core.ShapedArray(shape, dtype)
+    varying = frozenset().union(*(operand.mat.varying for operand in operands if isinstance(operand, core.ShapedArray)))
+    sharding = like.sharding.update(spec=jax.sharding.PartitionSpec(*[None] * len(shape)))
+    mat = like.mat.update(varying=varying)
+    return core.ShapedArray(shape, dtype, sharding=sharding, manual_axis_type=mat)
+
+
+def lower_to_block(context: Any, block: Any, closed: Any, captured: Sequence[Any], terminator: str) -> None:
+    """Lowers a closed Jaxpr into an MLIR block whose arguments are the Jaxpr's last; `captured` are MLIR values, its first."""
+    if closed.effects:
+        raise NotImplementedError(f"the effects {closed.effects} inside a region")
+    inner = closed.jaxpr if hasattr(core, "ClosedJaxpr") else closed
+    with mlir_ir.InsertionPoint(block):
+        results, _ = mlir.jaxpr_subcomp(
+            context.module_context,
+            inner,
+            source_info_util.new_name_stack(),
+            mlir.TokenSet(),
+            [mlir.ir_constant(np.asarray(const)) for const in closed.consts],
+            *captured,
+            *block.arguments,
+            dim_var_values=context.dim_var_values,
+            const_lowering=context.const_lowering,
+            outer_traceback=context.traceback,
+        )
+        mlir_ir.Operation.create(terminator, operands=results)
+
+
+def traced_params(function: Any, *structs: Any) -> dict[str, Any]:
+    """The parameters of the one equation that `function` traces to on arrays like `structs`.
+
+    Primitives gain parameters between releases (`out_sharding` of the reductions, `is_stable` of top_k), so a rule takes
+    those of an example and replaces the ones it knows.
+    """
+    (equation,) = open_closed_jaxpr(jax.make_jaxpr(function)(*structs)).eqns
+    return dict(equation.params)
+
+
+def max_identity(dtype: np.dtype) -> np.ndarray:
+    """What `reduce_max` starts from: minus infinity where the type has one, else its least value. No public name."""
+    return _lax._get_max_identity(dtype)
+
+
+def min_identity(dtype: np.dtype) -> np.ndarray:
+    """What `reduce_min` starts from; see `max_identity`."""
+    return _lax._get_min_identity(dtype)
+
+
+# --- ops: primitives whose parameters differ between releases
+
+
+@functools.lru_cache(maxsize=None)
+def with_sharding_none(primitive: Any) -> Any:
+    """Returns `primitive.bind` with `sharding=None`, which broadcast, reshape and iota take (jax 0.10 to 0.12)."""
+    return functools.partial(primitive.bind, sharding=None)
+
+
+mulhi_p = _lax.mulhi_p
+"""The high half of an integer product; not exported by jax 0.10 to 0.12."""

@@ -1,7 +1,8 @@
 """A process of its own for XLA to compile and run an original in: where XLA aborts, that process is lost and no other.
 
-XLA does abort: on modules after its own optimisations, which it does not take back ("Check failed: output_shape.has_layout()").
-The two sides exchange a folder: the module, the inputs, and afterwards the results or the reason why there are none.
+XLA does abort: on modules after its own optimisations, which it does not take back ("Check failed:
+output_shape.has_layout()"). The two sides exchange a folder: the module, the inputs, and afterwards the results or the
+reason why there are none.
 """
 
 import json
@@ -23,7 +24,13 @@ from unlower.ir.types import DTYPES, element_of_dtype
 
 __all__ = ["Outcome", "main", "run_original"]
 
-_TEXT, _BYTECODE, _INPUTS, _RESULTS, _OUTCOME = "module.mlir", "module.mlirbc", "inputs.npz", "results.npz", "outcome.json"
+_TEXT, _BYTECODE, _INPUTS, _RESULTS, _OUTCOME = (
+    "module.mlir",
+    "module.mlirbc",
+    "inputs.npz",
+    "results.npz",
+    "outcome.json",
+)
 _MAIN = "import sys; from unlower._xla_child import main; main(sys.argv[1])"
 _FATAL = re.compile(r"Check failed:.*|LLVM ERROR:.*|Unexpected .*|.*Fatal.*")
 _LONGEST = 500

@@ -1,7 +1,7 @@
 """The command line: arguments in, report out.
 
-Exit status: 0 when all is well, 1 when `verify` finds a difference, 2 for a file that cannot be loaded (or wrong arguments),
-3 when XLA refuses the original.
+Exit status: 0 when all is well, 1 when `verify` finds a difference, 2 for a file that cannot be loaded (or wrong
+arguments), 3 when XLA refuses the original.
 """
 
 import argparse
@@ -42,21 +42,31 @@ def run(arguments: Sequence[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="unlower", description="Bring XLA programs back to life as JAX functions.", epilog=__doc__.partition("\n\n")[2]
+        prog="unlower",
+        description="Bring XLA programs back to life as JAX functions.",
+        epilog=(__doc__ or "").partition("\n\n")[2],
     )
     parser.add_argument("--version", action="version", version=f"unlower {version('unlower')}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     shared = argparse.ArgumentParser(add_help=False)
-    shared.add_argument("file", metavar="FILE", type=pathlib.Path, help="an HLO or StableHLO module: text, proto or bytecode, gzipped or not")
+    shared.add_argument(
+        "file",
+        metavar="FILE",
+        type=pathlib.Path,
+        help="an HLO or StableHLO module: text, proto or bytecode, gzipped or not",
+    )
     shared.add_argument("--json", action="store_true", help="print a JSON object instead of tables")
-    says = "say what a file holds, without running it"
-    command = commands.add_parser("inspect", parents=[shared], help=says, description=inspect.__doc__.partition("\n")[0])
+    command = commands.add_parser("inspect", parents=[shared], **_says("say what a file holds, without running it"))
     command.set_defaults(command=_inspect)
-    says = "run the original by XLA and the loaded program, and compare their bits"
-    command = commands.add_parser("verify", parents=[shared], help=says, description=verify.__doc__.partition("\n")[0])
+    does = "run the original by XLA and the loaded program on the same random inputs, and compare their bits"
+    command = commands.add_parser("verify", parents=[shared], **_says(does))
     command.add_argument("--seed", type=int, default=0, help="of the random inputs (default: 0)")
     command.set_defaults(command=_verify)
     return parser
+
+
+def _says(text: str) -> dict[str, str]:
+    return {"help": text, "description": f"{text[0].upper()}{text[1:]}."}
 
 
 def _inspect(options: argparse.Namespace, out: Console, err: Console) -> int:
@@ -84,7 +94,12 @@ def _show_inspection(found: Inspection, out: Console) -> None:
     out.print(f"[bold]{escape(found.name)}[/]: {sizes}{human_bytes(found.constant_bytes)}")
     for title, arguments in (("inputs", found.inputs), ("outputs", found.outputs)):
         total = human_bytes(sum(argument.bytes or 0 for argument in arguments))
-        _table(out, f"{title} ({total})", ("", "name", "type", "size"), map(_argument_row, range(len(arguments)), arguments))
+        _table(
+            out,
+            f"{title} ({total})",
+            ("", "name", "type", "size"),
+            map(_argument_row, range(len(arguments)), arguments),
+        )
     _table(out, "operations", ("operation", "count"), ((k, str(v)) for k, v in found.histogram.items()))
     _table(out, "custom calls", ("target", "count"), ((k, str(v)) for k, v in found.custom_calls.items()))
     loops = ((f"@{x.function}, op {x.index}", str(x.carried), x.location or "") for x in found.loops)

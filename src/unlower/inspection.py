@@ -93,8 +93,7 @@ def _counted(names: Any) -> dict[str, int]:
 def _arguments(values: Sequence[Value], names: Sequence[str | None]) -> tuple[Argument, ...]:
     padded = [*names, *[None] * (len(values) - len(names))]
     return tuple(
-        Argument(type=_short(value), bytes=_bytes(value), name=name)
-        for value, name in zip(values, padded, strict=True)
+        Argument(type=_short(value), bytes=_bytes(value), name=name) for value, name in zip(values, padded, strict=True)
     )
 
 

@@ -20,10 +20,7 @@ __all__ = [
     "human_seconds",
 ]
 
-_record = dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-
-
-@_record
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Argument:
     """An argument or a result of a program.
 
@@ -41,7 +38,7 @@ class Argument:
         return f"{self.name}: {self.type}" if self.name else self.type
 
 
-@_record
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Loop:
     """A `while` of the module.
 
@@ -58,7 +55,7 @@ class Loop:
     location: str | None
 
 
-@_record
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class UnsupportedOp:
     """An operation that `load` would refuse.
 
@@ -81,7 +78,7 @@ class UnsupportedOp:
         return f"{self.reason}: @{self.function}, op {self.index}, `{self.op}`{place}"
 
 
-@_record
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Inspection:
     """What a file holds.
 
@@ -129,7 +126,7 @@ class Inspection:
         return "\n".join(lines)
 
 
-@_record
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
     """The first place where two runs differ.
 
@@ -157,7 +154,7 @@ class Difference:
         return f"{place}: {self.original} under XLA, {self.loaded} loaded ({share})"
 
 
-@_record
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Timings:
     """Wall-clock seconds of each stage; None where it was not reached.
 
@@ -176,7 +173,7 @@ class Timings:
     loaded_run: float | None = None
 
 
-@_record
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Verification:
     """The original under XLA and the loaded program, on the same inputs.
 
@@ -213,7 +210,7 @@ class Verification:
     def headline(self) -> str:
         """Says the outcome in one sentence."""
         if self.outcome == "equal":
-            return f"bit-equal: {_count(len(self.outputs), 'result')} of the loaded program have the original's bits"
+            return f"bit-equal, {_count(len(self.outputs), 'result')} of {_count(len(self.inputs), 'argument')}"
         if self.outcome == "different":
             return f"different: {self.difference}"
         return f"not compared: XLA refused the original: {self.refusal}"

@@ -115,11 +115,11 @@ def _draw(generator: np.random.Generator, aval: jax.ShapeDtypeStruct) -> np.ndar
     dtype = aval.dtype
     if dtype == bool:
         return generator.integers(0, 2, aval.shape).astype(bool)
-    if jax.dtypes.issubdtype(dtype, np.integer):
+    if jax.numpy.issubdtype(dtype, np.integer):
         largest = int(jax.numpy.iinfo(dtype).max)
         return generator.integers(0, min(_MOST_SMALL, largest + 1), aval.shape).astype(dtype)
     numbers = generator.standard_normal(aval.shape)
-    if jax.dtypes.issubdtype(dtype, np.complexfloating):
+    if jax.numpy.issubdtype(dtype, np.complexfloating):
         return (numbers + 1j * generator.standard_normal(aval.shape)).astype(dtype)
     return np.asarray(numbers).astype(dtype)
 
@@ -167,7 +167,7 @@ def _notes(module: Module, results: Sequence[np.ndarray]) -> Iterator[str]:
     empty = [
         str(i)
         for i, result in enumerate(results)
-        if result.size and jax.dtypes.issubdtype(result.dtype, np.inexact) and np.isnan(result).all()
+        if result.size and jax.numpy.issubdtype(result.dtype, np.inexact) and np.isnan(result).all()
     ]
     if empty:
         yield f"nothing but NaN in result {', '.join(empty)}: these inputs tell little about it"

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from unlower._jax_compat import mlir_ir, new_mlir_context
-from unlower.errors import InvalidModuleError
+from unlower.errors import FormatError, InvalidModuleError
 from unlower.ir.attributes import Enum, Int, IntArray, ResultAccuracy, Symbol, Unit, Unparsed
 from unlower.ir.module import Location, walk
 from unlower.ir.types import TensorType
@@ -117,7 +117,10 @@ def test_main_wins_among_public_functions():
     [
         ("module { func.func private @f() { return }\n }", "no public function"),
         ("module {\n }", "no public function"),
-        ("module { func.func @main(%a: tensor<f32>) -> tensor<f32>\n }", "no public function|not defined"),
+        (
+            "module { func.func private @f()\n func.func @main() { func.call @f() : () -> ()\n return }\n }",
+            "@f is declared but not defined",
+        ),
     ],
 )
 def test_modules_without_an_entry(text, message):
@@ -151,8 +154,9 @@ def test_numbers_are_unique_and_captures_are_the_values_around():
         values += [*op.results, *(v for region in op.regions for v in region.arguments)]
     assert len({value.number for value in values}) == len(values)
     (loop,) = (op for op in body.ops if op.name == "stablehlo.while")
-    assert loop.regions[1].arguments[0].type == TensorType((), "i32")
-    assert any(v in values for op in loop.regions[1].ops for v in op.operands)
+    inside = {v for op in loop.regions[1].ops for v in op.results} | set(loop.regions[1].arguments)
+    assert TensorType((), "i32") in [value.type for value in loop.regions[1].arguments]
+    assert all(v in inside or v in values for op in loop.regions[1].ops for v in op.operands)
 
 
 def test_types_are_shared_objects():
@@ -177,3 +181,20 @@ def test_a_convolution_keeps_its_window():
     assert op.attributes["padding"].expanded().tolist() == [[1, 2], [-1, 0]]
     assert op.attributes["dimension_numbers"].kernel_output_feature_dimension == 0
     assert op.attributes["feature_group_count"] == 1
+
+
+@pytest.mark.parametrize("place", ["name", "file", "key", "attribute", "symbol"])
+def test_strings_that_are_not_utf8_do_not_end_the_process(place):
+    strings = dict.fromkeys(["name", "file", "key", "attribute", "symbol"], "x")
+    strings[place] = "x\\FF"
+    text = """module { func.func @"{symbol}"() {{
+      stablehlo.custom_call @f() {{d = {{"{key}" = "{attribute}"}}}} : () -> () loc("{name}"("{file}":1:2))
+      return }} }}"""[9:].format(**strings)
+    text = "module { " + text
+    if place in ("key", "symbol"):
+        with pytest.raises(FormatError, match="a name in the module is not UTF-8"):
+            read(text)
+    else:
+        (op,) = ops(text)
+        assert op.attributes["d"] == {"x": "x\udcff" if place == "attribute" else "x"}
+        assert op.location is None

@@ -51,6 +51,9 @@ _SPECIALIZED_ELEMENTS = 1024
 
 _CALLS = frozenset({"func.call", "stablehlo.call", "call"})
 _CONSTANTS = frozenset({"stablehlo.constant", "mhlo.constant"})
+_HOLDS_FUNCTIONS = frozenset({"stablehlo.composite", "stablehlo.custom_call", "mhlo.custom_call"})
+"""Operations whose attributes name functions, or whose attributes choose the rule."""
+
 
 
 def splice(module: Module, rules: Mapping[str, Callable[..., Any]]) -> Any:
@@ -113,6 +116,7 @@ class _Splicer:
         self._literals: dict[Value, Any] = {}
         self._avals: dict[int, Any] = {}
         self._context = equation_context()
+        self._found_rules: dict[str, tuple[Callable[..., Any], bool]] = {}
         self._heights: dict[Region, int] = {}
         self._waiting: dict[int, list[_Template]] = {}
         for function in module.functions.values():
@@ -132,6 +136,7 @@ class _Splicer:
         plan: list[_Template | None] = []
         highest = 0
         templates, key_of, functions = self._templates, self._interner.op, self._module.functions
+        rules = self._found_rules
         for op in region.ops:
             if op.name in _CONSTANTS:
                 plan.append(None)
@@ -140,13 +145,22 @@ class _Splicer:
                 plan.append(None)
                 highest = max(highest, self._plan(functions[str(op.attributes["callee"])].body))
                 continue
-            inner = [*op.regions, *(function.body for function in called_functions(op, self._module))]
-            height = 1 + max(map(self._plan, inner)) if inner else 0
-            highest = max(highest, height)
-            rule = find_rule(op, self._rules)
-            assert rule is not None, op.name
+            name, height = op.name, 0
+            if op.regions or name in _HOLDS_FUNCTIONS:
+                inner = [*op.regions, *(function.body for function in called_functions(op, self._module))]
+                if inner:
+                    height = 1 + max(map(self._plan, inner))
+                    highest = max(highest, height)
+            found = rules.get(name)
+            if found is None:
+                rule = find_rule(op, self._rules)
+                assert rule is not None, name
+                found = rule, is_specialized(rule)
+                if name not in _HOLDS_FUNCTIONS:
+                    rules[name] = found
+            rule, specialized = found
             key, operands = key_of(op), op.operands
-            if is_specialized(rule):
+            if specialized:
                 operands, shown = self._show_constants(op)
                 key = (key, shown)
             template = templates.get(key)

@@ -7,7 +7,7 @@ from unlower._jax_compat import is_registered_target
 from unlower.errors import UnsupportedOpError
 from unlower.ir.module import Module, Op, Value, walk
 from unlower.ir.printer import print_op
-from unlower.ir.types import QuantizedElement, TensorType, TokenType
+from unlower.ir.types import DTYPES, QuantizedElement, TensorType, TokenType
 from unlower.ops.custom_calls.misc import ffi_fallback
 
 __all__ = ["check_supported", "find_rule", "is_static", "unsupported_ops"]
@@ -15,13 +15,15 @@ __all__ = ["check_supported", "find_rule", "is_static", "unsupported_ops"]
 _STRUCTURAL = frozenset({"stablehlo.constant", "mhlo.constant", "func.call", "call", "stablehlo.call"})
 """Operations that the evaluators handle themselves."""
 
+_CUSTOM_CALLS = frozenset({"stablehlo.custom_call", "mhlo.custom_call"})
+
 _SHOWN = 20
 """How many unsupported operations an error message draws in full."""
 
 
 def find_rule(op: Op, rules: Mapping[str, Callable[..., Any]]) -> Callable[..., Any] | None:
     """Returns the rule of an operation (by target name for custom calls), or None."""
-    if op.name in ("stablehlo.custom_call", "mhlo.custom_call"):
+    if op.name in _CUSTOM_CALLS:
         target = op.attributes.get("call_target_name", "")
         rule = rules.get(target)
         if rule is None and is_registered_target(str(target)):
@@ -32,32 +34,32 @@ def find_rule(op: Op, rules: Mapping[str, Callable[..., Any]]) -> Callable[..., 
 
 def unsupported_ops(module: Module, rules: Mapping[str, Callable[..., Any]]) -> Iterator[tuple[str, int, Op, str]]:
     """Yields function, index, operation and reason for everything in the module that cannot be evaluated."""
+    # Most operations and types occur again and again; what was once found good needs no second look.
+    good_names, good_types = set(_STRUCTURAL), set[int]()
     for function in module.functions.values():
         for index, op in enumerate(walk(function.body)):
-            reason = _reason(op, rules)
-            if reason:
+            reason = None
+            for value in (*op.operands, *op.results):
+                if id(value.type) not in good_types:
+                    if not _has_array_type(value):
+                        reason = f"no arrays of type {value.type}"
+                        break
+                    good_types.add(id(value.type))
+            name = op.name
+            if reason is None and name not in good_names:
+                if find_rule(op, rules) is None:
+                    target = op.attributes.get("call_target_name")
+                    reason = f"no rule for {name}" if target is None else f"no rule for the custom call {target!r}"
+                elif name not in _CUSTOM_CALLS:
+                    good_names.add(name)
+            if reason is not None:
                 yield function.name, index, op, reason
-
-
-def _reason(op: Op, rules: Mapping[str, Callable[..., Any]]) -> str | None:
-    for value in (*op.operands, *op.results):
-        if not _has_array_type(value):
-            return f"no arrays of type {value.type}"
-    if op.name in _STRUCTURAL or find_rule(op, rules):
-        return None
-    target = op.attributes.get("call_target_name")
-    return f"no rule for the custom call {target!r}" if target is not None else f"no rule for {op.name}"
 
 
 def _has_array_type(value: Value) -> bool:
     type_ = value.type
     if isinstance(type_, TensorType):
-        if isinstance(type_.element, QuantizedElement):
-            return False
-        try:
-            return type_.dtype is not None
-        except KeyError:
-            return False
+        return not isinstance(type_.element, QuantizedElement) and type_.element in DTYPES
     return isinstance(type_, TokenType)
 
 
@@ -86,6 +88,7 @@ def check_supported(module: Module, rules: Mapping[str, Callable[..., Any]]) -> 
 
 def is_static(module: Module) -> bool:
     """Whether every size in the module is known, so that it can be evaluated before it is called."""
+    good: set[int] = set()
     for function in module.functions.values():
         values = [*function.body.arguments]
         for op in walk(function.body):
@@ -94,8 +97,12 @@ def is_static(module: Module) -> bool:
             values.extend(op.results)
             for region in op.regions:
                 values.extend(region.arguments)
-        if any(isinstance(v.type, TensorType) and not v.type.is_static for v in values):
-            return False
+        for value in values:
+            type_ = value.type
+            if id(type_) not in good:
+                if isinstance(type_, TensorType) and not type_.is_static:
+                    return False
+                good.add(id(type_))
     return True
 
 

@@ -1,10 +1,55 @@
-"""Elementwise ops of StableHLO, CHLO and MHLO."""
+"""Elementwise ops of StableHLO: one JAX primitive each, bound with exact parameters so that it lowers to the very op."""
 
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
 from unlower._jax_compat import primitives
+from unlower.ir.attributes import Enum, ResultAccuracy
 from unlower.ir.module import Op
+from unlower.ops.reemit import Call, batching_rule, materialize_batch, reemit
 from unlower.ops.rule import op_rule
+
+__all__ = ["accuracy_of", "reemit_elementwise"]
+
+
+def _register(name: str, primitive: Any) -> None:
+    def rule(op: Op, *operands: Array) -> Array:
+        return primitive.bind(*operands)
+
+    rule.__doc__ = f"Applies `{primitive.name}` elementwise. Spec: `{name.partition('.')[2]}`."
+    rule.__name__ = rule.__qualname__ = name.replace(".", "_")
+    op_rule(name)(rule)
+
+
+# Operands only, and exactly one primitive.
+for _name, _primitive in {
+    "stablehlo.abs": primitives.abs_p,
+    "stablehlo.and": primitives.and_p,
+    "stablehlo.atan2": primitives.atan2_p,
+    "stablehlo.ceil": primitives.ceil_p,
+    "stablehlo.clamp": primitives.clamp_p,
+    "stablehlo.complex": primitives.complex_p,
+    "stablehlo.count_leading_zeros": primitives.clz_p,
+    "stablehlo.divide": primitives.div_p,
+    "stablehlo.floor": primitives.floor_p,
+    "stablehlo.is_finite": primitives.is_finite_p,
+    # Complex operands compare by real part, then by imaginary part: the primitives' lowering spells that out.
+    "stablehlo.maximum": primitives.max_p,
+    "stablehlo.minimum": primitives.min_p,
+    "stablehlo.negate": primitives.neg_p,
+    "stablehlo.not": primitives.not_p,
+    "stablehlo.or": primitives.or_p,
+    "stablehlo.popcnt": primitives.population_count_p,
+    "stablehlo.shift_left": primitives.shift_left_p,
+    "stablehlo.shift_right_arithmetic": primitives.shift_right_arithmetic_p,
+    "stablehlo.shift_right_logical": primitives.shift_right_logical_p,
+    "stablehlo.xor": primitives.xor_p,
+}.items():
+    _register(_name, _primitive)
 
 
 @op_rule("stablehlo.add")
@@ -13,5 +58,221 @@ def add(op: Op, lhs: Array, rhs: Array) -> Array:
 
     Spec: `add`. Integers wrap, floats follow IEEE 754, booleans combine with OR.
     """
-    # lax.add rejects booleans, so the boolean case needs its own branch.
+    # The primitive rejects booleans, so the boolean case needs its own branch.
     return primitives.or_p.bind(lhs, rhs) if lhs.dtype == bool else primitives.add_p.bind(lhs, rhs)
+
+
+@op_rule("stablehlo.subtract")
+def subtract(op: Op, lhs: Array, rhs: Array) -> Array:
+    """Subtracts elementwise. Spec: `subtract`; booleans, which XLA accepts, combine with XOR."""
+    return primitives.xor_p.bind(lhs, rhs) if lhs.dtype == bool else primitives.sub_p.bind(lhs, rhs)
+
+
+@op_rule("stablehlo.multiply")
+def multiply(op: Op, lhs: Array, rhs: Array) -> Array:
+    """Multiplies elementwise. Spec: `multiply`; booleans combine with AND."""
+    return primitives.and_p.bind(lhs, rhs) if lhs.dtype == bool else primitives.mul_p.bind(lhs, rhs)
+
+
+@op_rule("stablehlo.power")
+def power(op: Op, lhs: Array, rhs: Array) -> Array:
+    """Raises to a power elementwise.
+
+    Spec: `power`. The primitive takes integers as exponents only, and XLA's integer powers have rules of their own
+    (negative exponents give 0, 1 or -1), so those are re-emitted.
+    """
+    if jnp.issubdtype(lhs.dtype, jnp.integer):
+        return reemit_elementwise(op, lhs, rhs)
+    return primitives.pow_p.bind(lhs, rhs)
+
+
+@op_rule("stablehlo.remainder")
+def remainder(op: Op, lhs: Array, rhs: Array) -> Array:
+    """Takes the remainder elementwise; its sign is the dividend's. Spec: `remainder`."""
+    return primitives.rem_p.bind(lhs, rhs)
+
+
+@op_rule("stablehlo.sign")
+def sign(op: Op, operand: Array) -> Array:
+    """Takes the sign elementwise, of -0 and NaN itself. Spec: `sign`."""
+    return primitives.sign_p.bind(operand)
+
+
+@op_rule("stablehlo.select")
+def select(op: Op, pred: Array, on_true: Array, on_false: Array) -> Array:
+    """Chooses elementwise, by a predicate of the same shape or a scalar. Spec: `select`."""
+    return primitives.select_n_p.bind(pred, on_false, on_true)
+
+
+@op_rule("stablehlo.real")
+def real(op: Op, operand: Array) -> Array:
+    """Takes the real part; of a real array, the array itself. Spec: `real`."""
+    return primitives.real_p.bind(operand) if jnp.issubdtype(operand.dtype, jnp.complexfloating) else operand
+
+
+@op_rule("stablehlo.imag")
+def imag(op: Op, operand: Array) -> Array:
+    """Takes the imaginary part; of a real array, zeros. Spec: `imag`."""
+    if jnp.issubdtype(operand.dtype, jnp.complexfloating):
+        return primitives.imag_p.bind(operand)
+    return lax.full_like(operand, 0)
+
+
+@op_rule("stablehlo.round_nearest_even")
+def round_nearest_even(op: Op, operand: Array) -> Array:
+    """Rounds to the nearest integer, ties to even. Spec: `round_nearest_even`."""
+    return primitives.round_p.bind(operand, rounding_method=lax.RoundingMethod.TO_NEAREST_EVEN)
+
+
+@op_rule("stablehlo.round_nearest_afz")
+def round_nearest_afz(op: Op, operand: Array) -> Array:
+    """Rounds to the nearest integer, ties away from zero. Spec: `round_nearest_afz`."""
+    return primitives.round_p.bind(operand, rounding_method=lax.RoundingMethod.AWAY_FROM_ZERO)
+
+
+@op_rule("stablehlo.reduce_precision")
+def reduce_precision(op: Op, operand: Array, *, exponent_bits: int, mantissa_bits: int) -> Array:
+    """Rounds to a float format of fewer bits and back. Spec: `reduce_precision`."""
+    return primitives.reduce_precision_p.bind(
+        operand, exponent_bits=int(exponent_bits), mantissa_bits=int(mantissa_bits)
+    )
+
+
+@op_rule("stablehlo.optimization_barrier")
+def optimization_barrier(op: Op, *operands: Array) -> tuple[Array, ...]:
+    """Passes its operands on together: nothing is moved across it. Spec: `optimization_barrier`."""
+    return tuple(primitives.optimization_barrier_p.bind(*operands)) if operands else ()
+
+
+# --- transcendental functions, which carry the accuracy asked of them
+
+
+def accuracy_of(result_accuracy: ResultAccuracy | None) -> Any:
+    """Translates the attribute to JAX's `accuracy` parameter; the default is None."""
+    if result_accuracy is None or result_accuracy.mode == "DEFAULT":
+        return None
+    if result_accuracy.mode == "HIGHEST":
+        return lax.AccuracyMode.HIGHEST
+    return lax.Tolerance(atol=result_accuracy.atol, rtol=result_accuracy.rtol, ulps=result_accuracy.ulps)
+
+
+def _register_accurate(name: str, primitive: Any) -> None:
+    def rule(op: Op, operand: Array, *, result_accuracy: ResultAccuracy | None = None) -> Array:
+        return primitive.bind(operand, accuracy=accuracy_of(result_accuracy))
+
+    rule.__doc__ = f"Applies `{primitive.name}` elementwise, to the accuracy asked for. Spec: `{name.partition('.')[2]}`."
+    rule.__name__ = rule.__qualname__ = name.replace(".", "_")
+    op_rule(name)(rule)
+
+
+for _name, _primitive in {
+    "stablehlo.cosine": primitives.cos_p,
+    "stablehlo.exponential": primitives.exp_p,
+    "stablehlo.exponential_minus_one": primitives.expm1_p,
+    "stablehlo.log": primitives.log_p,
+    "stablehlo.log_plus_one": primitives.log1p_p,
+    "stablehlo.logistic": primitives.logistic_p,
+    "stablehlo.rsqrt": primitives.rsqrt_p,
+    "stablehlo.sine": primitives.sin_p,
+    "stablehlo.sqrt": primitives.sqrt_p,
+    "stablehlo.tan": primitives.tan_p,
+    "stablehlo.tanh": primitives.tanh_p,
+}.items():
+    _register_accurate(_name, _primitive)
+
+
+@op_rule("stablehlo.cbrt")
+def cbrt(op: Op, operand: Array, *, result_accuracy: ResultAccuracy | None = None) -> Array:
+    """Takes the cube root elementwise.
+
+    Spec: `cbrt`. XLA and the primitive know real cube roots only; of complex numbers the principal one is taken.
+    """
+    if jnp.issubdtype(operand.dtype, jnp.complexfloating):
+        return lax.pow(operand, lax.full_like(operand, 1 / 3))
+    return primitives.cbrt_p.bind(operand, accuracy=accuracy_of(result_accuracy))
+
+
+# --- comparison
+
+
+_COMPARISONS = {
+    "EQ": primitives.eq_p,
+    "NE": primitives.ne_p,
+    "LT": primitives.lt_p,
+    "LE": primitives.le_p,
+    "GT": primitives.gt_p,
+    "GE": primitives.ge_p,
+}
+
+
+@op_rule("stablehlo.compare")
+def compare(
+    op: Op, lhs: Array, rhs: Array, *, comparison_direction: Enum, compare_type: Enum | None = None
+) -> Array:
+    """Compares elementwise.
+
+    Spec: `compare`. In the total order of floats, -NaN < -Inf < -0 < +0 < +Inf < +NaN; it is asked for by the compare type
+    TOTALORDER, for which `lax` has not every direction, so the op is re-emitted. Other compare types follow from the dtype.
+    """
+    if compare_type == "TOTALORDER":
+        return reemit_elementwise(op, lhs, rhs)
+    return _COMPARISONS[comparison_direction].bind(lhs, rhs)
+
+
+# --- conversion
+
+
+@op_rule("stablehlo.convert")
+def convert(op: Op, operand: Array) -> Array:
+    """Converts to the result's element type.
+
+    Spec: `convert`. To a boolean the primitive would lower to a comparison with zero, so that case is re-emitted.
+    """
+    if op.type.dtype == np.bool_:
+        return reemit_elementwise(op, operand)
+    return primitives.convert_element_type_p.bind(operand, new_dtype=op.type.dtype, weak_type=False, sharding=None)
+
+
+@op_rule("stablehlo.bitcast_convert")
+def bitcast_convert(op: Op, operand: Array) -> Array:
+    """Reinterprets the bits; a change of width adds or removes the last dimension.
+
+    Spec: `bitcast_convert`. The primitive knows neither complex nor boolean types, which are re-emitted.
+    """
+    new = op.type.dtype
+    if any(d == np.bool_ or jnp.issubdtype(d, jnp.complexfloating) for d in (operand.dtype, new)):
+        return reemit("stablehlo.bitcast_convert", [operand], [op.type], {})[0]
+    return primitives.bitcast_convert_type_p.bind(operand, new_dtype=new)
+
+
+# --- re-emitting elementwise ops
+
+_ELEMENTWISE = (
+    "chlo._asin_acos_kernel",
+    "chlo.is_inf",
+    "chlo.is_neg_inf",
+    "chlo.is_pos_inf",
+    "stablehlo.bitcast_convert",
+    "stablehlo.compare",
+    "stablehlo.convert",
+    "stablehlo.power",
+)
+
+
+def reemit_elementwise(op: Op, *operands: Array) -> Array:
+    """Re-emits an op whose result has the shape of its operands, whatever that is now."""
+    type_ = op.type if op.type.is_static else type(op.type)(operands[0].shape, op.type.element)
+    attributes = {name: value for name, value in op.attributes.items() if "." not in name}
+    return reemit(op.name, operands, [type_], attributes)[0]
+
+
+@batching_rule(*_ELEMENTWISE)
+def _batch_elementwise(
+    call: Call, size: int, operands: Sequence[Any], dims: Sequence[int | None]
+) -> tuple[Sequence[Any], Sequence[int]]:
+    """Puts the batch in front of every operand; the op means the same on one dimension more."""
+    moved = [materialize_batch(operand, dim, size) for operand, dim in zip(operands, dims, strict=True)]
+    (old,) = call.result_types
+    batched = type(old)((size, *old.shape), old.element)
+    return call.replace(result_types=(batched,)).bind(*moved), (0,)
+

@@ -21,9 +21,10 @@ __all__ = ["ELIDED_TARGET", "Elision", "mark_hlo_text", "mark_mlir_text"]
 ELIDED_TARGET = "unlower.elided"
 """The custom call that stands for an elided constant on its way through XLA's parser and converter."""
 
-_HLO_ELIDED = re.compile(r"""constant\(\s*\{\s*\.\.\.\s*\}\s*\)|"(?:[^"\\]|\\.)*"|/\*.*?\*/|//[^\n]*""", re.DOTALL)
+_HLO_ELIDED = re.compile(
+    r"""constant\(\s*\{\s*\.\.\.\s*\}\s*\)|"(?:[^"\\]|\\.)*"|/\*.*?\*/|//[^\n]*|\.\.\.""", re.DOTALL
+)
 _HLO_NAME = re.compile(r"(?:ROOT\s+)?%?([\w.\-]+)\s*=[^=]*$")
-_HLO_PARTLY = re.compile(r"constant\([^\n]*?\{\s*\.\.\.\s*\}")
 _MLIR_ELIDED = re.compile(r"""dense_resource<__elided__>|"(?:[^"\\]|\\.)*"|//[^\n]*""")
 _MLIR_NAME = re.compile(r"%([\w$.\-]+)(?::\d+)?\s*=[^\n]*$")
 
@@ -94,28 +95,25 @@ def mark_hlo_text(text: str) -> str:
     Raises:
       FormatError: a tuple constant with elided parts.
     """
-    if "..." not in text:
+    if "{...}" not in text:
         return text
     names: dict[str, int] = {}
 
     def replace(match: re.Match[str]) -> str:
+        start = text.rfind("\n", 0, match.start()) + 1
+        if match.group() == "...":
+            raise FormatError(
+                "a constant has part of its values left out",
+                where=f"line {text.count(chr(10), 0, start) + 1}: {text[start : match.end()].strip()[:120]}",
+                mend="write the file with its constants (as a proto, or with XLA_FLAGS=--xla_dump_large_constants)",
+            )
         if not match.group().startswith("constant"):
             return match.group()
-        line = text[text.rfind("\n", 0, match.start()) + 1 : match.start()]
-        found = _HLO_NAME.search(re.sub(r"/\*.*?\*/", "", line))
+        found = _HLO_NAME.search(re.sub(r"/\*.*?\*/", "", text[start : match.start()]))
         name = _unique(found.group(1) if found else "constant", names)
         return f'custom-call(), custom_call_target="{ELIDED_TARGET}", backend_config="{name}"'
 
-    marked = _HLO_ELIDED.sub(replace, text)
-    partly = _HLO_PARTLY.search(marked)
-    if partly:
-        line = marked.count("\n", 0, partly.start()) + 1
-        raise FormatError(
-            "a tuple constant has values left out",
-            where=f"line {line}: {partly.group()[:80]}",
-            mend="write the file with its constants (as a proto, or with XLA_FLAGS=--xla_dump_large_constants)",
-        )
-    return marked
+    return _HLO_ELIDED.sub(replace, text)
 
 
 def mark_mlir_text(text: str) -> str:

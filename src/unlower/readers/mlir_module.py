@@ -20,7 +20,7 @@ from unlower.ir.types import TensorType, Type
 from unlower.readers.constants import dense_from_attribute, dense_from_blob, dense_from_text, resources_from_text
 from unlower.readers.elision import ELIDED_TARGET, Elision
 from unlower.readers.mlir_attributes import parse_structured, plain_decoders
-from unlower.readers.mlir_types import parse_type
+from unlower.readers.mlir_types import parse_type, split_top_level
 
 __all__ = ["module_from_mlir"]
 
@@ -28,7 +28,7 @@ _TERMINATORS = frozenset(["func.return", "mhlo.return", "sdy.return", "stablehlo
 _NO_ATTRIBUTES: Mapping[str, Any] = MappingProxyType({})
 
 
-def module_from_mlir(module: Any, elision: Elision | None = None) -> Module:
+def module_from_mlir(module: Any, elision: Elision | None = None, *, careful: bool = False) -> Module:
     """Builds the IR of an MLIR module.
 
     Functions that the entry cannot reach are left out: XLA's converter emits the body of every region once more as a
@@ -37,10 +37,12 @@ def module_from_mlir(module: Any, elision: Elision | None = None) -> Module:
     Args:
       module: a module of the bindings; only read, and not referenced afterwards.
       elision: decides about constants without values, and is to be finished by the caller. None: they are refused.
+      careful: the module may hold names that are not UTF-8; the bindings end the process when asked for one, so locations
+        are left out.
 
     Raises:
       InvalidModuleError: no entry function, or control flow between blocks.
-      FormatError: constant data that is left out, or does not fit its type.
+      FormatError: constant data that is left out, or does not fit its type; names that are not UTF-8.
     """
     # The many small objects made here would start the collector again and again, for nothing: none is garbage.
     collecting = gc.isenabled()
@@ -48,9 +50,16 @@ def module_from_mlir(module: Any, elision: Elision | None = None) -> Module:
     try:
         with module.context:
             asked = Elision() if elision is None else elision
-            builder = _Builder(module, asked)
+            builder = _Builder(module, asked, careful)
             try:
                 built = builder.build()
+            except RuntimeError as error:
+                # What the bindings raise for a string that Python cannot hold.
+                if "conversion error" not in str(error):
+                    raise
+                raise FormatError(
+                    "a name in the module is not UTF-8", mend="the file is damaged; copy or write it again"
+                ) from None
             finally:
                 # The table refers to the builder, and the builder to MLIR's objects: a cycle would keep the context alive.
                 builder.decoders.clear()
@@ -65,7 +74,7 @@ def module_from_mlir(module: Any, elision: Elision | None = None) -> Module:
 class _Builder:
     """The state of one pass: what was decoded already, and which functions are still to be read."""
 
-    def __init__(self, module: Any, elision: Elision):
+    def __init__(self, module: Any, elision: Elision, careful: bool):
         self._module = module
         self._elision = elision
         self._types: dict[Any, Type] = {}
@@ -77,7 +86,9 @@ class _Builder:
         self._resources: dict[str, bytes] | None = None
         self.decoders = plain_decoders(self._attribute, self._type)
         self.decoders[ir.FlatSymbolRefAttr] = self._symbol
-        self.decoders[ir.DictAttr] = lambda a: {a[i].name: self._attribute(a[i].attr) for i in range(len(a))}
+        if careful:
+            self.decoders[ir.DictAttr] = self._dictionary
+            self._location = lambda location: None
         for name in ("DenseIntElementsAttr", "DenseFPElementsAttr", "DenseElementsAttr"):
             self.decoders[getattr(ir, name)] = self._dense
 
@@ -140,6 +151,13 @@ class _Builder:
     def _symbol(self, attribute: Any) -> Symbol:
         self._symbols.append(attribute.value)
         return Symbol(attribute.value)
+
+    def _dictionary(self, attribute: Any) -> dict[str, Any]:
+        # Named attributes end the process when their name is not UTF-8, while text is always escaped.
+        names = [part.partition(" = ")[0] for part in split_top_level(str(attribute)[1:-1])]
+        if any(name.startswith('"') for name in names):
+            raise RuntimeError("conversion error")
+        return {name: self._attribute(attribute[name]) for name in names}
 
     def _dense(self, attribute: Any) -> Any:
         type_ = self._type(attribute.type)

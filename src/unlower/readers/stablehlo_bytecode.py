@@ -15,7 +15,7 @@ from unlower.readers.elision import Elision
 from unlower.readers.mlir_module import module_from_mlir
 from unlower.readers.stablehlo_text import mlir_message
 
-__all__ = ["MAGIC", "is_bytecode", "read_bytecode"]
+__all__ = ["MAGIC", "has_plain_strings", "is_bytecode", "read_bytecode"]
 
 MAGIC = b"ML\xefR"
 _PRODUCER = re.compile(rb"ML\xefR[\x00-\xff]([\x20-\x7e]*)\x00")
@@ -42,7 +42,7 @@ def read_bytecode(data: bytes, elision: Elision) -> Module:
             module = deserialize_portable_artifact(context, data) if version else ir.Module.parse(data)
         except (ir.MLIRError, ValueError, RuntimeError) as error:
             raise _error(producer, version, [*diagnostics, str(error)]) from None
-    return module_from_mlir(module, elision)
+    return module_from_mlir(module, elision, careful=not has_plain_strings(data))
 
 
 def _error(producer: str, version: re.Match[str] | None, messages: list[str]) -> FormatError:
@@ -64,3 +64,40 @@ def _error(producer: str, version: re.Match[str] | None, messages: list[str]) ->
     return FormatError(
         f"damaged StableHLO portable artifact: {what}", where=where, mend="copy or write the file again; it is cut off or changed"
     )
+
+
+def has_plain_strings(data: bytes) -> bool:
+    """Whether every string of a bytecode file is UTF-8: names, locations, and string attributes.
+
+    The string section (id 0) holds their number, their lengths and their bytes, each zero-terminated.
+    """
+    try:
+        _, at = _varint(data, len(MAGIC))
+        at = data.index(b"\0", at) + 1
+        while at < len(data):
+            section = data[at]
+            length, at = _varint(data, at + 1)
+            if section & 0x80:
+                alignment, at = _varint(data, at)
+                at += -at % alignment
+            if section & 0x7F == 0:
+                count, start = _varint(data, at)
+                for _ in range(count):
+                    _, start = _varint(data, start)
+                data[start : at + length].decode()
+                return True
+            at += length
+    except (IndexError, ValueError, ZeroDivisionError):
+        pass
+    return False
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """Reads MLIR's variable-length integer: the zeros at the low end of the first byte count the bytes that follow."""
+    first = data[at]
+    if first & 1:
+        return first >> 1, at + 1
+    if first == 0:
+        return int.from_bytes(data[at + 1 : at + 9], "little"), at + 9
+    size = (first & -first).bit_length()
+    return int.from_bytes(data[at : at + size], "little") >> size, at + size

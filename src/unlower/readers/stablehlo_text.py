@@ -13,6 +13,9 @@ from unlower.readers.text import decode_utf8, first_token
 __all__ = ["is_stablehlo_text", "mlir_message", "read_stablehlo_text"]
 
 _START = re.compile(rb'module\b|"?builtin\.module\b|"?func\.func\b|"?(?:sdy|vhlo|stablehlo|mhlo|chlo)\.|#\w+ *=|#loc|!\w+ *=|\{-#')
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
+_ESCAPE = re.compile(r"\\([0-9A-Fa-f]{2})")
+_HIGH_ESCAPE = re.compile(r"\\[89A-Fa-f][0-9A-Fa-f]")
 _LOCATED = re.compile(r'(?:error: )?(?:loc\()?"?-"?:(\d+):(\d+)\)?: (?:error: )?(.*)', re.DOTALL)
 
 
@@ -40,7 +43,19 @@ def read_stablehlo_text(data: bytes, elision: Elision) -> Module:
                 mend="print the module again with the StableHLO release that this jaxlib carries, or save it as a portable "
                 "artifact, which stays readable",
             ) from None
-    return module_from_mlir(module, elision)
+    return module_from_mlir(module, elision, careful=not _has_plain_strings(text))
+
+
+def _has_plain_strings(text: str) -> bool:
+    """Whether what `\\XX` spells in the strings of `text` is UTF-8."""
+    if not _HIGH_ESCAPE.search(text):
+        return True
+    try:
+        for match in _STRING.finditer(text):
+            _ESCAPE.sub(lambda m: chr(int(m.group(1), 16)), match.group()).encode("latin-1", "replace").decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def mlir_message(message: str, text: str | None = None) -> tuple[str, str | None]:

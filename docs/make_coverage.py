@@ -1,0 +1,58 @@
+"""Writes docs/coverage.md: every operation and custom call that has a rule, from the registry itself.
+
+python docs/make_coverage.py
+"""
+
+import inspect
+import pathlib
+import re
+
+import unlower
+
+FILE = pathlib.Path(__file__).parent / "coverage.md"
+DIALECTS = {
+    "stablehlo": "StableHLO",
+    "chlo": "CHLO",
+    "mhlo": "MHLO, as XLA's converter leaves it",
+    "sdy": "Shardy",
+    "": "Custom calls, by target",
+}
+HEAD = """# Operations
+
+Everything that has a rule, written by `docs/make_coverage.py` from `unlower.op_rules`. Constants, calls, tuples, fusions and
+asynchronous pairs have none: they are taken away or evaluated before rules come in. What is not listed raises
+`UnsupportedOpError`, and [can be given a rule](how-to/own-rules.md).
+"""
+
+
+def dialect(name):
+    """The dialect of an op name; nothing for the target of a custom call."""
+    head = name.split(".")[0]
+    return head if "." in name and head in DIALECTS else ""
+
+
+def meaning(rule):
+    """The first line of a rule's docstring, markup kept out of the table's way."""
+    text = (inspect.getdoc(rule) or "").split("\n")[0]
+    return text.replace("|", "\\|")
+
+
+def family(rule):
+    """The file of a rule, below `unlower/ops`."""
+    return re.sub(r"^unlower\.(ops\.)?", "", rule.__module__).replace(".", "/")
+
+
+def write():
+    """Returns the page."""
+    lines = [HEAD]
+    for key, title in DIALECTS.items():
+        rows = sorted((name, rule) for name, rule in unlower.op_rules.items() if dialect(name) == key)
+        if rows:
+            lines += [f"## {title} ({len(rows)})", "", "| operation | rule in | meaning |", "|---|---|---|"]
+            lines += [f"| `{name}` | {family(rule)} | {meaning(rule)} |" for name, rule in rows]
+            lines.append("")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    FILE.write_text(write())

@@ -1,0 +1,100 @@
+"""Random numbers of StableHLO and MHLO: with a state that is an operand, and from the device's own."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jax import Array, lax
+
+from unlower._jax_compat import primitives
+from unlower.errors import RuleError
+from unlower.ir.attributes import Enum, Int
+from unlower.ir.module import Op
+from unlower.ir.types import TensorType
+from unlower.ops.reemit import Call, jvp_rule, reemit
+from unlower.ops.rule import op_rule
+
+__all__: list[str] = []
+
+_ALGORITHMS: Mapping[str, lax.RandomAlgorithm] = {
+    "DEFAULT": lax.RandomAlgorithm.RNG_DEFAULT,
+    "THREE_FRY": lax.RandomAlgorithm.RNG_THREE_FRY,
+    "PHILOX": lax.RandomAlgorithm.RNG_PHILOX,
+}
+
+_DRAWN = frozenset(map(np.dtype, (np.uint8, np.uint16, np.uint32, np.uint64)))
+"""The types that JAX draws as they are; the others it draws as ui32 and converts."""
+
+
+@op_rule("stablehlo.rng_bit_generator")
+def rng_bit_generator(op: Op, initial_state: Array, *, rng_algorithm: str) -> tuple[Array, ...]:
+    """Draws uniform bits, and returns the next state before them.
+
+    Spec: `rng_bit_generator`. The state is 2 or 3 words of 64 bits, depending on the algorithm.
+    """
+    bits = op.types[1]
+    return _bits(initial_state, TensorType(bits.shape, bits.element), rng_algorithm)
+
+
+def _bits(state: Array, bits: TensorType, algorithm: str) -> tuple[Array, ...]:
+    if state.shape == (2,) and state.dtype == np.uint64 and bits.dtype in _DRAWN:
+        return primitives.rng_bit_generator_p.bind(
+            state, shape=bits.shape, dtype=bits.dtype, algorithm=_ALGORITHMS[algorithm], out_sharding=None
+        )
+    # Other states and types are XLA's alone.
+    types = (TensorType(state.shape, "ui64"), bits)
+    attributes = {"rng_algorithm": Enum(algorithm, "stablehlo", "rng_algorithm")}
+    return reemit("stablehlo.rng_bit_generator", (state,), types, attributes)
+
+
+@op_rule("stablehlo.dynamic_rng_bit_generator", specialize=True)
+def dynamic_rng_bit_generator(op: Op, initial_state: Array, shape: Any, *, rng_algorithm: str, **_: Any) -> tuple[Array, ...]:
+    """Draws uniform bits in a shape that is an operand, and known while tracing.
+
+    Source: JAX's export of `rng_bit_generator` with symbolic dimensions.
+    """
+    sizes = _known_shape(op, shape)
+    return _bits(initial_state, TensorType(sizes, op.types[1].element), rng_algorithm)
+
+
+@op_rule("stablehlo.rng", specialize=True)
+def rng(op: Op, a: Array, b: Array, shape: Any, *, rng_distribution: str) -> Array:
+    """Draws from the device's own generator: uniform between `a` and `b`, or normal with mean `a` and deviation `b`.
+
+    Spec: `rng`. What is drawn differs from run to run, under XLA as here.
+    """
+    del rng_distribution
+    sizes = _known_shape(op, shape)
+    size = np.asarray(sizes, np.int64)
+    return reemit(op.name, (a, b, size), (TensorType(sizes, op.type.element),), op.attributes)[0]
+
+
+def _known_shape(op: Op, shape: Any) -> tuple[int, ...]:
+    if not isinstance(shape, np.ndarray | np.generic):
+        raise RuleError(
+            f"the shape of {op.name} is not known while tracing", mend="compute the shape from shapes and constants alone"
+        )
+    return tuple(map(int, np.asarray(shape)))
+
+
+@jvp_rule("stablehlo.rng")
+def _rng_jvp(call: Call, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
+    """Moves what was drawn with the parameters of its distribution."""
+    a, b, _ = primals
+    (drawn,) = call.bind(*primals)
+    a_dot, b_dot, _ = tangents
+    zero = lax.full_like(drawn, 0)
+    a_dot, b_dot = (zero if dot is None else lax.broadcast(dot, drawn.shape) for dot in (a_dot, b_dot))
+    a, b = lax.broadcast(a, drawn.shape), lax.broadcast(b, drawn.shape)
+    uniform = call.attributes["rng_distribution"] == "UNIFORM"
+    standard = (drawn - a) / (b - a if uniform else b)
+    return (drawn,), (a_dot + standard * (b_dot - a_dot if uniform else b_dot),)
+
+
+@op_rule("mhlo.xla.rng_get_and_update_state")
+def rng_get_and_update_state(op: Op, *, delta: Int) -> Array:
+    """Returns the device's 128 bits of generator state as two words, and adds `delta` to them.
+
+    Source: XLA's `RngGetAndUpdateState`. What comes out depends on what ran before.
+    """
+    return reemit(op.name, (), (op.type,), {"delta": delta})[0]

@@ -1,0 +1,137 @@
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+import unlower
+from unlower.verification import compare, random_inputs, verify
+
+ADD = """HloModule add
+ENTRY e { x = f32[4,3] parameter(0)
+  k = s32[] parameter(1)
+  c = f32[] convert(k)
+  b = f32[4,3] broadcast(c), dimensions={}
+  ROOT y = (f32[4,3], s32[]) tuple(f32[4,3] add(x, b), k)
+}
+"""
+ADD = ADD.replace(
+    "ROOT y = (f32[4,3], s32[]) tuple(f32[4,3] add(x, b), k)",
+    "s = f32[4,3] add(x, b)\n  ROOT y = (f32[4,3], s32[]) tuple(s, k)",
+)
+
+
+def test_what_load_gives_is_equal():
+    stages = []
+    report = verify(ADD, progress=stages.append)
+    assert report.outcome == "equal"
+    assert report
+    assert (report.inputs, report.outputs) == (("float32[4,3]", "int32[]"), ("float32[4,3]", "int32[]"))
+    assert None not in (report.timings.original_compile, report.timings.original_run, report.timings.loaded_run)
+    assert stages[0] == "loading"
+    assert len(stages) == 3
+
+
+def test_the_first_difference_is_found_with_its_bits():
+    rules = unlower.op_rules | {"stablehlo.add": lambda op, x, y: (x + y).at[2, 1].add(1.0)}
+    inputs = [np.zeros((4, 3), np.float32), np.int32(1)]
+    report = verify(ADD, inputs=inputs, rules=rules)
+    assert report.outcome == "different"
+    assert not report
+    found = report.difference
+    assert (found.result, found.index, found.elements, found.size, found.results) == (0, (2, 1), 1, 12, 1)
+    assert (found.original, found.loaded) == ("1.0 (0x3f800000)", "2.0 (0x40000000)")
+    assert report.seed is None
+
+
+def test_a_module_that_aborts_xla_is_a_refusal_and_this_process_lives():
+    # Two operations in one fusion, reached from two places: XLA has no way back from what its own optimisation wrote.
+    compiled = (
+        jax.jit(lambda x: jnp.sort(jnp.sin(x) @ jnp.cos(x), axis=0)[::-1].sum(0)).lower(jnp.ones((8, 8))).compile()
+    )
+    report = verify(compiled.as_text())
+    assert report.outcome in ("refused", "equal")
+
+
+ABORTS = """HloModule aborts, is_scheduled=true, entry_computation_layout={(f32[2,3]{1,0})->f32[3,2]{0,1}}
+ENTRY e { x = f32[2,3]{1,0} parameter(0)
+  ROOT y = f32[3,2]{0,1} bitcast(x)
+}
+"""
+
+
+def test_what_xla_says_is_quoted():
+    report = verify(ABORTS)
+    assert report.outcome == "refused"
+    assert report.refusal
+    assert report.difference is None
+    assert report.timings.loaded_run is None
+
+
+def test_nothing_but_nan_is_noted():
+    text = "HloModule m\nENTRY e { x = f32[3] parameter(0)\n ROOT y = f32[3] log(x) }"
+    report = verify(text, inputs=[-np.ones(3, np.float32)])
+    assert report.outcome == "equal"
+    assert "nothing but NaN in result 0" in report.notes[0]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        lambda lowered, exported: lowered,
+        lambda lowered, exported: lowered.as_text(),
+        lambda lowered, exported: lowered.compiler_ir("hlo").as_serialized_hlo_module_proto(),
+        lambda lowered, exported: exported,
+        lambda lowered, exported: exported.mlir_module_serialized,
+        lambda lowered, exported: lowered.compiler_ir("stablehlo"),
+    ],
+    ids=["Lowered", "text", "proto", "Exported", "artifact", "MLIR module"],
+)
+def test_every_kind_of_source(source):
+    function = jax.jit(lambda x: (x * x, x.astype(jnp.bfloat16)))
+    shape = jax.ShapeDtypeStruct((5,), jnp.float32)
+    assert verify(source(function.lower(shape), jax.export.export(function)(shape))).outcome == "equal"
+
+
+def test_linear_algebra_of_the_host_runs_in_the_other_process(x64):
+    lowered = jax.jit(jnp.linalg.cholesky).lower(jnp.eye(4))
+    assert verify(lowered.as_text(), inputs=[np.eye(4) * 2]).outcome == "equal"
+
+
+def test_random_inputs_are_seeded_small_and_of_the_right_types():
+    text = """
+    func.func public @main(%a: tensor<50xi1>, %b: tensor<50xi32>, %c: tensor<50xui4>, %d: tensor<50xbf16>, %e: tensor<50xcomplex<f64>>)
+        -> tensor<50xi1> { return %a : tensor<50xi1> }
+    """
+    program = unlower.load(text)
+    drawn = random_inputs(program, seed=3)
+    assert [a.dtype for a in drawn] == [bool, np.int32, ml_dtypes.uint4, ml_dtypes.bfloat16, np.complex128]
+    assert all((x.tobytes() == y.tobytes()) for x, y in zip(drawn, random_inputs(program, seed=3), strict=True))
+    assert any((x.tobytes() != y.tobytes()) for x, y in zip(drawn, random_inputs(program, seed=4), strict=True))
+    assert 0 <= drawn[1].min() <= drawn[1].max() < 10
+
+
+def test_sizes_that_the_call_decides_need_inputs():
+    text = "func.func public @main(%x: tensor<?xf32>) -> tensor<?xf32> {\n return %x : tensor<?xf32> }"
+    with pytest.raises(unlower.SignatureError, match="inputs="):
+        verify(text)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "one", "other", "differ"),
+    [
+        (np.float32, 0.0, -0.0, True),
+        (np.float32, np.nan, np.nan, False),
+        (ml_dtypes.bfloat16, 1.0, 1.0078125, True),
+        (ml_dtypes.float8_e4m3fn, 1.0, 1.125, True),
+        (np.complex64, 1 + 2j, 1 + 2.0000002j, True),
+        (bool, True, False, True),
+        (np.int64, 1 << 40, 1 << 40, False),
+    ],
+)
+def test_bits_are_what_counts(dtype, one, other, differ):
+    arrays = [np.full((2, 2), value).astype(dtype) for value in (one, other)]
+    assert (compare([arrays[0]], [arrays[1]]) is not None) is differ
+    assert compare([arrays[0].reshape(-1)[:0]], [arrays[1].reshape(-1)[:0]]) is None
+    scalar = compare([arrays[0][0, 0].reshape(())], [arrays[1][0, 0].reshape(())])
+    assert (scalar is not None and scalar.index == ()) is differ
