@@ -19,8 +19,8 @@ DIALECTS = {
 }
 HEAD = """# Operations
 
-Everything that has a rule, written by `docs/make_coverage.py` from `unlower.op_rules`. Constants, calls, tuples, fusions and
-asynchronous pairs have none: they are taken away or evaluated before rules come in. What is not listed raises
+Everything that has a rule, written by `docs/make_coverage.py` from `unlower.op_rules`. Constants, calls, tuples, fusions
+and asynchronous pairs have none: they are taken away or evaluated before. What is not listed raises
 `UnsupportedOpError`, and [can be given a rule](how-to/own-rules.md).
 """
 

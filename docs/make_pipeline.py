@@ -31,8 +31,8 @@ def stage(position, title, color, lines):
     left, width = position * pitch + 8, pitch - 30
     middle = left + width / 2
     parts = [
-        f'<rect x="{left:.0f}" y="{TOP}" width="{width:.0f}" height="{BOX + 32}" rx="8" fill="{color}" fill-opacity="0.12" '
-        f'stroke="{color}" stroke-width="1.5"/>',
+        f'<rect x="{left:.0f}" y="{TOP}" width="{width:.0f}" height="{BOX + 32}" rx="8" fill="{color}" '
+        f'fill-opacity="0.12" stroke="{color}" stroke-width="1.5"/>',
         f'<text x="{middle:.0f}" y="{TOP - 12}" font-weight="600" fill="{color}">{title}</text>',
     ]
     for row, line in enumerate(lines):
@@ -52,10 +52,9 @@ def draw():
     body = [
         part for position, (title, color, lines) in enumerate(STAGES) for part in stage(position, title, color, lines)
     ]
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="14" '
-    return "\n".join(
-        [head + 'text-anchor="middle" role="img" aria-label="from a file to a JAX function">', *body, "</svg>\n"]
-    )
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" '
+    head += 'font-size="14" text-anchor="middle" role="img" aria-label="from a file to a JAX function">'
+    return "\n".join([head, *body, "</svg>\n"])
 
 
 if __name__ == "__main__":

@@ -69,10 +69,12 @@ def test_loops_are_found_and_operations_in_them_counted():
 
 
 def test_constants_are_counted_in_the_programs_memory():
-    found = inspect(jax.jit(lambda x: x + jnp.arange(6.0)).lower(jnp.ones(6)))
-    assert found.constants >= 0
-    text = "func.func public @main() -> tensor<4x4xf32> {\n %c = stablehlo.constant dense<1.0> : tensor<4x4xf32>\n return %c : tensor<4x4xf32> }"
-    found = inspect(text)
+    found = inspect("""
+    func.func public @main() -> tensor<4x4xf32> {
+      %c = stablehlo.constant dense<1.0> : tensor<4x4xf32>
+      return %c : tensor<4x4xf32>
+    }
+    """)
     assert (found.constants, found.constant_bytes) == (1, 64)
 
 

@@ -18,7 +18,7 @@ def lowered(fun, *args):
 
 @pytest.fixture(scope="module")
 def program():
-    return unlower.load(lowered(lambda x, n: (jnp.sin(x) * n, n + 1), X, np.int32(2)))
+    return unlower.load(lowered(lambda x, n: (jnp.sin(x) * n.astype(np.float32), n + 1), X, np.int32(2)))
 
 
 def test_repr_shows_the_signature(program):

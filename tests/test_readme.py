@@ -1,4 +1,4 @@
-"""Every Python block of the README and of the documentation runs; the commands are the ones that continuous integration calls."""
+"""Every Python block of the README and of the documentation runs, and so do the README's commands."""
 
 import pathlib
 import re

@@ -1,15 +1,38 @@
-"""Bring XLA programs back to life as JAX functions."""
+"""Bring XLA programs back to life as JAX functions.
 
-from unlower.errors import UnlowerError  # noqa: F401  (temporary while the pieces land)
+Example:
+  >>> import jax, jax.numpy as jnp, unlower
+  >>> program = unlower.load(jax.jit(lambda x: jnp.sin(x) * 2).lower(1.0))
+  >>> jax.grad(program)(0.0)
+  Array(2., dtype=float32)
+"""
 
+from unlower.errors import (
+    DuplicateRuleError,
+    FormatError,
+    InvalidModuleError,
+    RuleError,
+    SignatureError,
+    UnlowerError,
+    UnsupportedOpError,
+)
+from unlower.inspection import inspect
+from unlower.ops import op_rule, op_rules
+from unlower.program import Program, load
+from unlower.verification import verify
 
-def __getattr__(name):
-    if name in ("load", "Program"):
-        import unlower.program as p
-
-        return getattr(p, name)
-    if name in ("op_rule", "op_rules"):
-        import unlower.ops as o
-
-        return getattr(o, name)
-    raise AttributeError(name)
+__all__ = [
+    "DuplicateRuleError",
+    "FormatError",
+    "InvalidModuleError",
+    "Program",
+    "RuleError",
+    "SignatureError",
+    "UnlowerError",
+    "UnsupportedOpError",
+    "inspect",
+    "load",
+    "op_rule",
+    "op_rules",
+    "verify",
+]

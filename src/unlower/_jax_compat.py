@@ -13,6 +13,7 @@ import numpy as np
 from jax._src import compiler as _compiler
 from jax._src import api as _api
 from jax._src import ad_util, core, dispatch, effects, source_info_util
+from jax._src import literals as _literals
 from jax._src.interpreters import mlir
 from jax._src.lax import lax as _lax
 from jax._src.lax import linalg as _linalg
@@ -144,6 +145,11 @@ def convert_hlo_to_stablehlo(module: bytes) -> bytes:
 # --- evaluate: constants in equations, custom-call registration
 
 splat_p = primitives.broadcast_in_dim_p
+
+
+def canonical_constant(array: np.ndarray) -> Any:
+    """Wraps an array as JAX wraps those a Jaxpr closes over: its dtype is what it says, whatever the x64 flag."""
+    return _literals.TypedNdArray(array)
 
 
 @functools.lru_cache(maxsize=1)
@@ -300,6 +306,34 @@ def min_identity(dtype: np.dtype) -> np.ndarray:
     return _lax._get_min_identity(dtype)
 
 
+def sort_comparator(dtypes: Sequence[np.dtype], num_keys: int) -> Any:
+    """The closed Jaxpr of the comparator that `lax.sort` lowers to: two scalars of each dtype in, a boolean out."""
+    scalars = [core.ShapedArray((), dtype) for dtype in dtypes for _ in range(2)]
+    return jax.make_jaxpr(functools.partial(_lax._sort_lt_comparator, num_keys=num_keys))(*scalars)
+
+
+def lower_to_function(context: Any, name: str, closed: Any, terminator: str) -> Any:
+    """Lowers a closed Jaxpr to a private function of the module and returns its symbol.
+
+    `terminator` is how it returns; a function that is only named by a custom call ends as a region does.
+    """
+    inputs = [mlir.aval_to_ir_type(context.module_context, aval) for aval in closed.in_avals]
+    outputs = [mlir.aval_to_ir_type(context.module_context, aval) for aval in closed.out_avals]
+    with mlir_ir.InsertionPoint(context.module_context.module.body):
+        function = mlir_ir.Operation.create(
+            "func.func",
+            attributes={
+                "sym_name": mlir_ir.StringAttr.get(name),
+                "sym_visibility": mlir_ir.StringAttr.get("private"),
+                "function_type": mlir_ir.TypeAttr.get(mlir_ir.FunctionType.get(inputs, outputs)),
+            },
+            regions=1,
+        )
+        lower_to_block(context, function.regions[0].blocks.append(*inputs), closed, (), terminator)
+    context.module_context.symbol_table.insert(function)
+    return mlir_ir.FlatSymbolRefAttr.get(mlir_ir.StringAttr(function.attributes["sym_name"]).value)
+
+
 # --- ops: primitives whose parameters differ between releases
 
 
@@ -311,3 +345,22 @@ def with_sharding_none(primitive: Any) -> Any:
 
 mulhi_p = _lax.mulhi_p
 """The high half of an integer product; not exported by jax 0.10 to 0.12."""
+
+
+# --- ops: custom-call targets
+
+
+def initialize_lapack() -> None:
+    """Loads the LAPACK kernels, which are empty pointers until then. The same in jax 0.10 to 0.12."""
+    _linalg.initialize_lapack()
+
+
+def is_registered_target(name: str) -> bool:
+    """Whether this process can run a custom call of that target, on any platform. The same in jaxlib 0.10 to 0.12.
+
+    Python callbacks are left out: the number in their config is a place in a table of the process that traced the program,
+    where this process may have another function, or nothing.
+    """
+    if "callback" in name:
+        return False
+    return any(name in _xla_client.custom_call_targets(platform) for platform in ("cpu", "CUDA", "ROCM"))

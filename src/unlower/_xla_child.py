@@ -110,7 +110,7 @@ def _first_line(message: str) -> str:
 
 
 def _save(path: pathlib.Path, arrays: Sequence[np.ndarray]) -> None:
-    """Writes arrays of any element type: NumPy's own format has no name for bfloat16 and its kin, so bytes and types."""
+    """Writes arrays of any element type: NumPy's own format cannot say bfloat16 and its kin, so bytes and types."""
     types = [[element_of_dtype(array.dtype), list(array.shape)] for array in arrays]
     data = {f"array{i}": np.frombuffer(array.tobytes(), np.uint8) for i, array in enumerate(arrays)}
     np.savez(path, types=np.array(json.dumps(types)), **data)  # pyright: ignore[reportArgumentType]

@@ -25,8 +25,8 @@ _LOOPS = ("stablehlo.while", "mhlo.while")
 def inspect(source: Any, *, rules: Mapping[str, Callable[..., Any]] | None = None) -> Inspection:
     """Says what a program is made of: signature, sizes, operations, custom calls, loops, what is unsupported.
 
-    Nothing runs, and unlike `load` nothing is refused: constants whose values the file left out and operations without a
-    rule are listed.
+    Nothing runs, and unlike in `load` nothing is refused: constants whose values the file left out and operations
+    without a rule are listed.
 
     Args:
       source: whatever `load` takes.

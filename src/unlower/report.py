@@ -20,6 +20,7 @@ __all__ = [
     "human_seconds",
 ]
 
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Argument:
     """An argument or a result of a program.

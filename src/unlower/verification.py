@@ -96,8 +96,8 @@ def verify(
 def random_inputs(program: Program, seed: int = 0) -> list[np.ndarray]:
     """Draws an array for each argument of a program.
 
-    Floats and complex numbers are normal, booleans fair, integers small and not negative, so that they serve as indices,
-    counts and keys.
+    Floats and complex numbers are normal, booleans fair, integers small and not negative, so that they serve as
+    indices, counts and keys.
 
     Raises:
       SignatureError: a size of an argument is unknown before the call.

@@ -9,20 +9,21 @@ import unlower
 
 
 def exported(fun, *shapes):
-    args = jax.export.symbolic_args_specs(tuple(np.zeros((), np.float32) for _ in shapes), shapes)
+    scope = jax.export.SymbolicScope()
+    args = [jax.ShapeDtypeStruct(jax.export.symbolic_shape(shape, scope=scope), np.float32) for shape in shapes]
     return jax.export.export(jax.jit(fun))(*args)
 
 
 def test_other_sizes_retrace():
-    program = unlower.load(exported(lambda x: jnp.sin(x) + jnp.mean(x, axis=0), "(b, 3)"))
+    program = unlower.load(exported(lambda x: jnp.sin(x) + jnp.mean(x, axis=0, keepdims=True), "(b, 3)"))
     for size in (1, 2, 5):
         x = np.arange(size * 3, dtype=np.float32).reshape(size, 3)
-        np.testing.assert_allclose(program(x), np.sin(x) + x.mean(0), rtol=1e-6)
+        np.testing.assert_allclose(program(x), np.sin(x) + x.mean(0, keepdims=True), rtol=1e-6)
 
 
 def test_shape_arithmetic_is_done_while_tracing():
     def fun(x):
-        return jnp.reshape(x, (x.shape[0] // 2, 2, -1)) * jnp.arange(x.shape[1], dtype=np.float32)
+        return jnp.reshape(x, (x.shape[0] // 2, 2, -1)) * jnp.arange(x.shape[1], dtype=np.float32)[None, None]
 
     program = unlower.load(exported(fun, "(2*b, c)"))
     x = np.arange(12, dtype=np.float32).reshape(4, 3)

@@ -24,6 +24,7 @@ from unlower._jax_compat import (
     JaxprParts,
     Literal,
     Var,
+    canonical_constant,
     closed_jaxpr,
     equation_context,
     eval_closed_jaxpr,
@@ -407,7 +408,7 @@ class _Splicer:
             append(JaxprEqn([scalar], [variable], splat_p, params, frozenset(), source, self._context))
         else:
             constvars.append(variable)
-            consts.append(constant.array)
+            consts.append(canonical_constant(constant.array))
 
     def _call(self, op: Op, atoms: list[Any], environment: dict[Value, Any], append: Any, source: Any) -> None:
         name = str(op.attributes["callee"])

@@ -1,17 +1,34 @@
-"""Control flow: `while`, `if`, `case`, and what wraps a function under a name.
+"""Control flow: `while`, `if`, `case`, `scan`.
 
-Loops and branches bind the primitives themselves, captures passed as their constants, so that they lower again to the very
-op; `lax.cond` and `lax.switch` would add a comparison or a clamp.
+Loops and choices bind JAX's primitives themselves, with the values that their regions use from around as constants, so that they
+lower again to the very operation; `lax.cond` and `lax.switch` would add a comparison or a clamp.
 """
 
 from collections.abc import Sequence
 from typing import Any
 
+import jax
+import numpy as np
 from jax import Array, lax
+from jax.interpreters import batching
 
-from unlower._jax_compat import JaxprParts, Var, closed_jaxpr, open_closed_jaxpr, primitives
+from unlower._jax_compat import (
+    JaxprParts,
+    Var,
+    closed_jaxpr,
+    eval_closed_jaxpr,
+    mlir,
+    new_primitive,
+    open_closed_jaxpr,
+    primitives,
+)
+from unlower.ir.attributes import Int, IntArray
 from unlower.ir.module import Op
+from unlower.ir.types import TensorType, element_of_dtype
+from unlower.ops.reemit import Call, batching_rule, jvp_rule, reemit, transpose_rule, transpose_through
 from unlower.ops.rule import Subprogram, op_rule
+
+__all__: list[str] = []
 
 
 @op_rule("stablehlo.while")
@@ -20,6 +37,7 @@ def while_(op: Op, *operands: Array, cond: Subprogram, body: Subprogram) -> tupl
 
     Spec: `while`. Forward-mode differentiable only.
     """
+    # The captures are known once the Jaxpr is made.
     cond_jaxpr, body_jaxpr = cond.jaxpr(*operands), body.jaxpr(*operands)
     return primitives.while_p.bind(
         *cond.captures,
@@ -32,33 +50,80 @@ def while_(op: Op, *operands: Array, cond: Subprogram, body: Subprogram) -> tupl
     )
 
 
+# --- choices
+
+
 @op_rule("stablehlo.case")
 def case(op: Op, index: Array, *, branches: tuple[Subprogram, ...]) -> tuple[Array, ...]:
     """Runs the branch that `index` chooses; the last one where it is out of range.
 
     Spec: `case`.
     """
-    return _choose(index, branches)
+    if len(branches) == 1:
+        return branches[0]()
+    jaxprs = [branch.jaxpr() for branch in branches]
+    return _choose(index, jaxprs, [branch.captures for branch in branches])
 
 
 @op_rule("stablehlo.if")
 def if_(op: Op, pred: Array, *, true_branch: Subprogram, false_branch: Subprogram) -> tuple[Array, ...]:
     """Runs one of two branches.
 
-    Spec: `if`. JAX has one primitive for `if` and `case`, which takes an integer.
+    Spec: `if`. JAX has one primitive for `if` and `case`, which takes an integer, and XLA compiles the two differently: so the
+    operation is re-emitted, and becomes JAX's primitive when it is transformed.
     """
-    return _choose(lax.convert_element_type(pred, "int32"), (false_branch, true_branch))
-
-
-def _choose(index: Array, branches: Sequence[Subprogram]) -> tuple[Array, ...]:
+    branches = (true_branch, false_branch)
     jaxprs = [branch.jaxpr() for branch in branches]
+    captures = [branch.captures for branch in branches]
+    if any(jaxpr.effects for jaxpr in jaxprs):
+        # Effects order equations, which only JAX's own primitive passes on.
+        return _choose(_as_index(pred), jaxprs[::-1], captures[::-1])
+    types = [TensorType(v.aval.shape, element_of_dtype(v.aval.dtype)) for v in open_closed_jaxpr(jaxprs[0]).outvars]
+    return reemit(op.name, (pred,), types, op.attributes, jaxprs, captures)
+
+
+def _as_index(pred: Array) -> Array:
+    return lax.convert_element_type(pred, np.dtype(np.int32))
+
+
+def _if_as_case(call: Call, pred: Array, *captured: Any) -> tuple[Any, ...]:
+    split = call.captures[0]
+    return _choose(_as_index(pred), call.regions[::-1], (captured[split:], captured[:split]))
+
+
+@jvp_rule("stablehlo.if")
+def _if_jvp(call: Call, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
+    moving = [i for i, tangent in enumerate(tangents) if tangent is not None]
+
+    def of_moving(*values: Any) -> tuple[Any, ...]:
+        full = list(primals)
+        for i, value in zip(moving, values, strict=True):
+            full[i] = value
+        return tuple(_if_as_case(call, *full))
+
+    # One choice for results and tangents together.
+    results, out = jax.jvp(of_moving, [primals[i] for i in moving], [tangents[i] for i in moving])
+    return results, [None if tangent.dtype == jax.dtypes.float0 else tangent for tangent in out]
+
+
+@batching_rule("stablehlo.if")
+def _if_batch(call: Call, size: int, operands: Sequence[Any], dims: Sequence[int | None]) -> tuple[Any, Any]:
+    del size
+    results = jax.vmap(lambda *xs: tuple(_if_as_case(call, *xs)), in_axes=tuple(dims))(*operands)
+    return results, (0,) * len(results)
+
+
+transpose_rule("stablehlo.if")(transpose_through(_if_as_case))
+
+
+def _choose(index: Array, jaxprs: Sequence[Any], captures: Sequence[Sequence[Any]]) -> tuple[Any, ...]:
     # All branches of the primitive take the same inputs: every branch's captures, each once.
     positions: dict[int, int] = {}
     inputs: list[Any] = []
     owned: list[list[int]] = []
-    for branch in branches:
+    for values in captures:
         own = []
-        for value in branch.captures:
+        for value in values:
             position = positions.setdefault(id(value), len(inputs))
             if position == len(inputs):
                 inputs.append(value)
@@ -69,10 +134,8 @@ def _choose(index: Array, branches: Sequence[Subprogram]) -> tuple[Array, ...]:
         for variable, position in zip(open_closed_jaxpr(jaxpr).invars, own, strict=True):
             avals[position] = variable.aval
     widened = tuple(_with_inputs(jaxpr, own, avals) for jaxpr, own in zip(jaxprs, owned, strict=True))
-    if len(widened) == 1:
-        # A choice between one branch: the primitive asks for two.
-        widened *= 2
-    return primitives.cond_p.bind(index, *inputs, branches=widened)
+    (index,) = branch_index_p.bind(index, branches=len(widened))
+    return tuple(primitives.cond_p.bind(index, *inputs, branches=widened))
 
 
 def _with_inputs(jaxpr: Any, own: Sequence[int], avals: Sequence[Any]) -> Any:
@@ -82,3 +145,60 @@ def _with_inputs(jaxpr: Any, own: Sequence[int], avals: Sequence[Any]) -> Any:
     for variable, position in zip(parts.invars, own, strict=True):
         invars[position] = variable
     return closed_jaxpr(JaxprParts(invars, parts.outvars, parts.eqns, parts.constvars, parts.consts), "branch", jaxpr.effects)
+
+
+def _branch_index_batch(operands: Sequence[Any], dims: Sequence[Any], *, branches: int) -> tuple[Any, Any]:
+    (index,) = operands
+    last = lax.full_like(index, branches - 1)
+    inside = lax.bitwise_and(lax.ge(index, lax.full_like(index, 0)), lax.le(index, last))
+    return (lax.select(inside, index, last),), dims
+
+
+# Lowers to its operand: XLA itself takes the last branch where the index is out of range. A batch of indices makes JAX select
+# among the branches' results, where the index must be in range.
+branch_index_p = new_primitive("branch_index")
+branch_index_p.def_abstract_eval(lambda index, branches: (index,))
+mlir.register_lowering(branch_index_p, lambda context, index, branches: (index,))
+batching.primitive_batchers[branch_index_p] = _branch_index_batch
+
+
+# --- scan
+
+
+@op_rule("mhlo.scan", "chlo.scan")
+def scan(
+    op: Op,
+    *operands: Array,
+    body: Subprogram,
+    dimension: Int,
+    is_reverse: bool = False,
+    is_associative: Any = None,
+    operandSegmentSizes: IntArray,  # noqa: N803 (MLIR's spelling)
+    resultSegmentSizes: IntArray | None = None,  # noqa: N803
+) -> tuple[Array, ...]:
+    """Carries values through `body` along a dimension, and stacks what it puts out.
+
+    Source: XLA's `Scan`: operands are inputs, then carries; `body` takes a slice of each input and the carries, and returns a slice
+    of each output and the carries. `is_associative` permits another order, which is not taken.
+    """
+    del is_associative, resultSegmentSizes
+    axis, count = int(dimension), int(operandSegmentSizes[0])
+    inputs, carries = operands[:count], operands[count:]
+    closed = body.jaxpr(*[lax.index_in_dim(x, 0, axis, keepdims=False) for x in inputs], *carries)
+    captures = body.captures
+
+    def step(carry: Any, slices: Any) -> tuple[Any, Any]:
+        results = eval_closed_jaxpr(closed, *captures, *slices, *carry)
+        split = len(results) - len(carries)
+        return tuple(results[split:]), tuple(results[:split])
+
+    carry, outputs = lax.scan(step, tuple(carries), tuple(_to_front(x, axis) for x in inputs), reverse=bool(is_reverse))
+    return (*(_from_front(x, axis) for x in outputs), *carry)
+
+
+def _to_front(x: Array, axis: int) -> Array:
+    return lax.transpose(x, (axis, *(i for i in range(x.ndim) if i != axis))) if axis else x
+
+
+def _from_front(x: Array, axis: int) -> Array:
+    return lax.transpose(x, (*range(1, axis + 1), 0, *range(axis + 1, x.ndim))) if axis else x

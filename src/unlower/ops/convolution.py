@@ -8,12 +8,12 @@ import numpy as np
 from jax import Array, lax
 
 from unlower._jax_compat import primitives
-from unlower.errors import RuleError
 from unlower.ir.attributes import ConvDimensionNumbers, DenseElements, IntArray
 from unlower.ir.module import Op
 from unlower.ir.types import TensorType
+from unlower.ops.dynamic_shape import known_integers
 from unlower.ops.linear_algebra import precisions
-from unlower.ops.reemit import Call, equivalent, reemit
+from unlower.ops.reemit import Call, equivalent, reemit, types_of
 from unlower.ops.rule import op_rule
 
 __all__: list[str] = []
@@ -67,17 +67,12 @@ def dynamic_conv(
     Spec: `dynamic_conv`. Older files have an attribute `padding` beside it, which has no meaning.
 
     Raises:
-      RuleError: the padding depends on the program's arguments.
+      RuleError: the padding depends on the data.
     """
     del window_strides, padding, lhs_dilation, rhs_dilation, window_reversal, precision_config
     del dimension_numbers, feature_group_count, batch_group_count
-    if not isinstance(d_padding, np.ndarray | np.generic):
-        raise RuleError(
-            f"{op.name} is padded by a value that is not known while tracing",
-            mend="compute the padding from shapes and constants alone",
-        )
     lhs, rhs = jnp.asarray(lhs), jnp.asarray(rhs)
-    values = np.asarray(d_padding, np.int64).reshape(-1, 2)
+    values = np.array(known_integers(op, "padding", d_padding), np.int64).reshape(-1, 2)
     attributes = {**op.attributes, "padding": DenseElements(TensorType(values.shape, "i64"), values)}
     return _convolution(op, lhs, rhs, attributes)
 
@@ -88,8 +83,7 @@ def _convolution(op: Op, lhs: Array, rhs: Array, attributes: Mapping[str, Any]) 
     reverses = any(attributes.get("window_reversal", ()))
     if not reverses and _is_expressible(lhs, rhs, params, dtype):
         return primitives.conv_general_dilated_p.bind(lhs, rhs, **params)
-    type_ = TensorType(_shape(lhs, rhs, params), op.type.element)
-    return reemit("stablehlo.convolution", (lhs, rhs), (type_,), attributes)[0]
+    return reemit("stablehlo.convolution", (lhs, rhs), types_of(op, _shape(lhs, rhs, params)), attributes)[0]
 
 
 def _params(lhs: Any, attributes: Mapping[str, Any], dtype: np.dtype) -> dict[str, Any]:

@@ -71,7 +71,7 @@ def subtract(op: Op, lhs: Array, rhs: Array) -> Array:
 @op_rule("stablehlo.multiply")
 def multiply(op: Op, lhs: Array, rhs: Array) -> Array:
     """Multiplies elementwise. Spec: `multiply`; booleans combine with AND."""
-    return primitives.and_p.bind(lhs, rhs) if lhs.dtype == bool else primitives.mul_p.bind(lhs, rhs)
+    return primitives.and_p.bind(lhs, rhs) if lhs.dtype == bool else lax.mul(lhs, rhs)
 
 
 @op_rule("stablehlo.power")

@@ -19,6 +19,7 @@ import numpy as np
 from jax import Array, lax
 
 __all__ = [
+    "adjoint",
     "cholesky",
     "eig",
     "eigh",
@@ -29,6 +30,7 @@ __all__ = [
     "lu",
     "matmul",
     "svd",
+    "take_columns",
     "triangle",
     "triangular_solve",
     "tridiagonal_solve",
@@ -197,6 +199,12 @@ def lu(factors: Array, permutation: Array, a_dot: Array) -> Array:
 
 
 # --- QR
+
+
+def take_columns(a: Array, order: Array) -> Array:
+    """Puts the columns of each matrix in the given order."""
+    taken = _over_batch(lambda rows, chosen: rows.at[chosen].get(mode="promise_in_bounds"), a.ndim - 2)
+    return transposed(taken(transposed(a), order))
 
 
 def householder_qr(a: Array) -> tuple[Array, Array]:

@@ -10,7 +10,7 @@ from unlower._jax_compat import primitives
 from unlower.errors import RuleError
 from unlower.ir.attributes import GatherDimensionNumbers, IntArray
 from unlower.ir.module import Op
-from unlower.ops.reemit import Call, equivalent, reemit
+from unlower.ops.reemit import Call, equivalent, reemit, types_of
 from unlower.ops.rule import op_rule
 from unlower.ops.scatter import last_index_vector
 
@@ -32,14 +32,21 @@ def gather(
     Spec: `gather`. Starts are clamped so that every slice lies inside, which `lax` calls `CLIP`: it lowers to the bare
     operation, and clamps in the derivative alone.
     """
-    if dimension_numbers.index_vector_dim == start_indices.ndim - 1 and op.type.size:
+    # Of an empty result the primitive makes a constant.
+    empty = op.type.is_static and op.type.size == 0
+    if dimension_numbers.index_vector_dim == start_indices.ndim - 1 and not empty:
         return _lax_gather(operand, start_indices, dimension_numbers, slice_sizes, indices_are_sorted)
     attributes = {
         "dimension_numbers": dimension_numbers,
         "slice_sizes": slice_sizes,
         "indices_are_sorted": indices_are_sorted,
     }
-    return reemit(op.name, [operand, start_indices], op.types, attributes)[0]
+    batch = [n for i, n in enumerate(start_indices.shape) if i != dimension_numbers.index_vector_dim]
+    dropped = (*dimension_numbers.collapsed_slice_dims, *dimension_numbers.operand_batching_dims)
+    shape = batch[:]
+    for place, n in zip(dimension_numbers.offset_dims, (n for i, n in enumerate(slice_sizes) if i not in dropped), strict=True):
+        shape.insert(place, int(n))
+    return reemit("stablehlo.gather", [operand, start_indices], types_of(op, shape), attributes)[0]
 
 
 def _lax_gather(

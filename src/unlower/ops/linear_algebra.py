@@ -14,9 +14,8 @@ from jax import Array, lax
 from unlower._jax_compat import primitives
 from unlower.ir.attributes import DotAlgorithm, DotDimensionNumbers, IntArray, RaggedDotDimensionNumbers
 from unlower.ir.module import Op
-from unlower.ir.types import TensorType
 from unlower.ops import factorizations
-from unlower.ops.reemit import Call, batching_rule, equivalent, jvp_rule, materialize_batch, move_batch, reemit
+from unlower.ops.reemit import Call, batching_rule, equivalent, jvp_rule, materialize_batch, move_batch, reemit, types_of
 from unlower.ops.rule import op_rule
 
 __all__ = ["batch_in_front", "precisions"]
@@ -34,8 +33,7 @@ def batch_in_front(
 ) -> tuple[tuple[Any, ...], tuple[int, ...]]:
     """Batches an operation that takes leading batch dimensions on every operand and result."""
     moved = [materialize_batch(operand, dim, size) for operand, dim in zip(operands, dims, strict=True)]
-    batched = call.with_types([((size, *type_.shape), None) for type_ in call.result_types])  # pyright: ignore[reportArgumentType]
-    return batched.bind(*moved), (0,) * len(call.result_types)
+    return call.batched(size).bind(*moved), (0,) * len(call.result_types)
 
 
 # --- products
@@ -95,8 +93,8 @@ def dot_general(
         precision = _preset(algorithm, lhs.dtype, rhs.dtype, dtype)
         expressible = precision is not None
     if not expressible:
-        type_ = TensorType(_dot_shape(lhs, rhs, dot_dimension_numbers), op.type.element)
-        return reemit(op.name, (lhs, rhs), (type_,), op.attributes)[0]
+        types = types_of(op, _dot_shape(lhs, rhs, dot_dimension_numbers))
+        return reemit(op.name, (lhs, rhs), types, op.attributes)[0]
     return _dot(lhs, rhs, dot_dimension_numbers, precision, dtype)
 
 
@@ -162,9 +160,8 @@ def _batch_dot_general(
     else:
         left = _free(moved[0], numbers.lhs_contracting_dimensions, numbers.lhs_batching_dimensions)
         out = batch_rank + len(left)
-    numbers = DotDimensionNumbers(**fields)
-    batched = call.replace(attributes={"dot_dimension_numbers": numbers})
-    return batched.with_types([(_dot_shape(*moved, numbers), None)]).bind(*moved), (out,)
+    batched = call.batched(size, at=out, attributes={"dot_dimension_numbers": DotDimensionNumbers(**fields)})
+    return batched.bind(*moved), (out,)
 
 
 @op_rule("stablehlo.dot")
@@ -234,7 +231,7 @@ def cholesky(op: Op, a: Array, *, lower: bool = False) -> Array:
     Spec: `cholesky`. The other triangle of the result is the implementation's choice, so the operation is re-emitted:
     JAX's own Cholesky is a call of LAPACK on the CPU, with other bits.
     """
-    return reemit(op.name, (a,), (TensorType(a.shape, op.type.element),), {"lower": lower})[0]
+    return reemit(op.name, (a,), types_of(op, a.shape), {"lower": lower})[0]
 
 
 @jvp_rule("stablehlo.cholesky")
@@ -253,7 +250,7 @@ def triangular_solve(
 
     Spec: `triangular_solve`. Re-emitted, since JAX's own is a call of LAPACK on the CPU, with other bits.
     """
-    return reemit(op.name, (a, b), (TensorType(b.shape, op.type.element),), op.attributes)[0]
+    return reemit(op.name, (a, b), types_of(op, b.shape), op.attributes)[0]
 
 
 @jvp_rule("stablehlo.triangular_solve")
@@ -274,6 +271,12 @@ def _triangular_solve_jvp(call: Call, primals: Sequence[Array], tangents: Sequen
         conjugate_a=transpose_a == "ADJOINT",
     )
     return (x,), (x_dot,)
+
+
+def _triangular_solve_in_lax(call: Call, a: Array, b: Array) -> tuple[Array]:
+    zero = lax.full_like(b, 0)
+    (x_dot,) = _triangular_solve_jvp_alone(call, a, zero, None, b)
+    return (x_dot,)
 
 
 batching_rule("stablehlo.cholesky", "stablehlo.triangular_solve")(batch_in_front)

@@ -12,7 +12,7 @@ from jax import Array, lax
 from unlower.ir.attributes import Float, Int
 from unlower.ir.module import Op
 from unlower.ir.types import TensorType
-from unlower.ops.reemit import Call, batching_rule, equivalent, materialize_batch, reemit
+from unlower.ops.reemit import Call, batching_rule, equivalent, materialize_batch, reemit, types_of
 from unlower.ops.rule import op_rule
 
 __all__: list[str] = []
@@ -20,8 +20,7 @@ __all__: list[str] = []
 
 def _reemit(op: Op, operands: Sequence[Array]) -> tuple[Array, ...]:
     shapes = [operands[0].shape] + [operands[1].shape] * (len(op.results) - 1)
-    types = [TensorType(shape, type_.element) for shape, type_ in zip(shapes, op.types, strict=True)]
-    return reemit(op.name, operands, types, op.attributes)
+    return reemit(op.name, operands, types_of(op, *shapes), op.attributes)
 
 
 @op_rule("stablehlo.batch_norm_training")
@@ -128,8 +127,8 @@ def _batch(
         spread = materialize_batch(operand, dim, size, at)
         shape = (*spread.shape[:at], size * spread.shape[at + 1], *spread.shape[at + 2 :])
         merged.append(lax.reshape(spread, shape))
-    shapes = [merged[0].shape if type_.rank == rank else merged[1].shape for type_ in call.result_types]
-    results = call.with_types([(shape, None) for shape in shapes]).bind(*merged)
+    types = [TensorType((merged[0] if t.rank == rank else merged[1]).shape, t.element) for t in call.result_types]
+    results = call.replace(result_types=tuple(types)).bind(*merged)
     out, places = [], []
     for result in results:
         at = feature if result.ndim == rank and rank > 1 else 0

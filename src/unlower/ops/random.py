@@ -7,10 +7,10 @@ import numpy as np
 from jax import Array, lax
 
 from unlower._jax_compat import primitives
-from unlower.errors import RuleError
 from unlower.ir.attributes import Enum, Int
 from unlower.ir.module import Op
 from unlower.ir.types import TensorType
+from unlower.ops.dynamic_shape import known_integers
 from unlower.ops.reemit import Call, jvp_rule, reemit
 from unlower.ops.rule import op_rule
 
@@ -53,7 +53,7 @@ def dynamic_rng_bit_generator(op: Op, initial_state: Array, shape: Any, *, rng_a
 
     Source: JAX's export of `rng_bit_generator` with symbolic dimensions.
     """
-    sizes = _known_shape(op, shape)
+    sizes = known_integers(op, "shape", shape)
     return _bits(initial_state, TensorType(sizes, op.types[1].element), rng_algorithm)
 
 
@@ -64,17 +64,9 @@ def rng(op: Op, a: Array, b: Array, shape: Any, *, rng_distribution: str) -> Arr
     Spec: `rng`. What is drawn differs from run to run, under XLA as here.
     """
     del rng_distribution
-    sizes = _known_shape(op, shape)
+    sizes = known_integers(op, "shape", shape)
     size = np.asarray(sizes, np.int64)
     return reemit(op.name, (a, b, size), (TensorType(sizes, op.type.element),), op.attributes)[0]
-
-
-def _known_shape(op: Op, shape: Any) -> tuple[int, ...]:
-    if not isinstance(shape, np.ndarray | np.generic):
-        raise RuleError(
-            f"the shape of {op.name} is not known while tracing", mend="compute the shape from shapes and constants alone"
-        )
-    return tuple(map(int, np.asarray(shape)))
 
 
 @jvp_rule("stablehlo.rng")

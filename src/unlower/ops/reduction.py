@@ -12,7 +12,7 @@ from unlower._jax_compat import primitives, traced_params
 from unlower.ir.attributes import IntArray
 from unlower.ir.module import Op
 from unlower.ops.monoids import elementwise, find_monoid, is_identity
-from unlower.ops.reemit import Call, batch_by_loop, batching_rule, equivalent, materialize_batch, reemit
+from unlower.ops.reemit import Call, batch_by_loop, batching_rule, equivalent, materialize_batch, reemit, types_of
 from unlower.ops.rule import Subprogram, op_rule
 
 __all__ = ["map_", "reduce", "reduce_by_tree"]
@@ -41,7 +41,9 @@ def reduce(op: Op, *operands: Array, dimensions: IntArray, body: Subprogram) -> 
     # Operands may be narrower than what accumulates, e.g. bf16 summed in f32; the primitives know one type only.
     if monoid is not None and is_identity(monoid, operands[1]) and operands[0].dtype == operands[1].dtype:
         return (_reduce_monoid(monoid.name, operands[0], dimensions),)
-    return reemit(op.name, operands, op.types, {"dimensions": dimensions}, [region], [body.captures])
+    shape = tuple(n for i, n in enumerate(operands[0].shape) if i not in dimensions)
+    types = types_of(op, *[shape] * count)
+    return reemit(op.name, operands, types, {"dimensions": dimensions}, [region], [body.captures])
 
 
 @functools.lru_cache(maxsize=None)

@@ -13,9 +13,19 @@ import jax
 from jax import lax
 from jax.interpreters import ad, batching
 
-from unlower._jax_compat import OpEffect, lower_to_block, mlir, mlir_ir, new_primitive, result_aval, zero_tangent
+from unlower._jax_compat import (
+    OpEffect,
+    lower_to_block,
+    lower_to_function,
+    mlir,
+    mlir_ir,
+    new_primitive,
+    result_aval,
+    zero_tangent,
+)
 from unlower._registry import Registry
 from unlower.errors import UnlowerError
+from unlower.ir.module import Op
 from unlower.ir.printer import format_attribute
 from unlower.ir.types import TensorType
 
@@ -31,6 +41,8 @@ __all__ = [
     "partial_jvp",
     "reemit",
     "transpose_rule",
+    "transpose_through",
+    "types_of",
 ]
 
 _CUSTOM_CALLS = ("stablehlo.custom_call", "mhlo.custom_call")
@@ -76,7 +88,8 @@ class Call:
       name: the op name.
       result_types: types of its results.
       attributes: what it says beside its operands.
-      regions: closed Jaxprs, one a region, each taking its captures and then the block's arguments.
+      regions: closed Jaxprs, one a region, each taking its captures and then the block's arguments. Those of a custom
+        call are the functions it names in `called_computations`.
       captures: how many captures each region has; their values follow the operands in `bind`, region by region.
     """
 
@@ -177,11 +190,35 @@ def equivalent(*names: str, batches: bool = False) -> Callable[[Any], Any]:
             return results, (0,) * len(results)
 
         _jvp_rules.register(*names)(differentiate)
+        _transpose_rules.register(*names)(transpose_through(function))
         if batches:
             _batching_rules.register(*names)(batch)
         return function
 
     return decorate
+
+
+def transpose_through(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns the transpose rule of an operation that means `function(call, *operands) -> results` and is linear."""
+
+    def rule(call: Call, cotangents: Sequence[Any], operands: Sequence[Any]) -> list[Any]:
+        linear = [i for i, operand in enumerate(operands) if ad.is_undefined_primal(operand)]
+
+        def of_linear(*values: Any) -> tuple[Any, ...]:
+            full = list(operands)
+            for i, value in zip(linear, values, strict=True):
+                full[i] = value
+            return tuple(function(call, *full))
+
+        structs = [jax.ShapeDtypeStruct(operands[i].aval.shape, operands[i].aval.dtype) for i in linear]
+        given = [
+            lax.full(type_.shape, 0, type_.dtype) if cotangent is None else cotangent
+            for cotangent, type_ in zip(cotangents, call.result_types, strict=True)
+        ]
+        found = dict(zip(linear, jax.linear_transpose(of_linear, *structs)(tuple(given)), strict=True))
+        return [found.get(i) for i in range(len(operands))]
+
+    return rule
 
 
 def partial_jvp(function: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, ...]:
@@ -198,6 +235,12 @@ def partial_jvp(function: Callable[..., Any], primals: Sequence[Any], tangents: 
     return tuple(None if tangent.dtype == jax.dtypes.float0 else tangent for tangent in out)
 
 
+def types_of(op: Op, *shapes: Sequence[int]) -> tuple[TensorType, ...]:
+    """The types of an operation's results, given their shapes where the module may not know them."""
+    pairs = zip(op.types, shapes, strict=True)
+    return tuple(type_ if type_.is_static else TensorType(tuple(shape), type_.element) for type_, shape in pairs)
+
+
 def _abstract(*operands: Any, **params: Any) -> tuple[list[Any], frozenset[Any]]:
     call = Call(**params)
     avals = [result_aval(operands, type_.shape, type_.dtype) for type_ in call.result_types]
@@ -207,15 +250,23 @@ def _abstract(*operands: Any, **params: Any) -> tuple[list[Any], frozenset[Any]]
 def _lower(context: Any, *values: Any, **params: Any) -> Sequence[Any]:
     call = Call(**params)
     count = len(values) - sum(call.captures)
+    attributes = {name: mlir_ir.Attribute.parse(text) for name, text in call.attributes.text}
+    terminator = f"{call.name.partition('.')[0]}.return"
+    regions = call.regions
+    if call.name in _CUSTOM_CALLS and regions:
+        # A custom call has no regions of its own: it names functions of the module.
+        names = call.attributes["called_computations"]
+        called = [lower_to_function(context, str(n), r, terminator) for n, r in zip(names, regions, strict=True)]
+        attributes["called_computations"] = mlir_ir.ArrayAttr.get(called)
+        regions = ()
     op = mlir_ir.Operation.create(
         call.name,
         results=[mlir_ir.Type.parse(str(type_)) for type_ in call.result_types],
         operands=values[:count],
-        attributes={name: mlir_ir.Attribute.parse(text) for name, text in call.attributes.text},
-        regions=len(call.regions),
+        attributes=attributes,
+        regions=len(regions),
     )
-    terminator = f"{call.name.partition('.')[0]}.return"
-    for region, closed, captured in zip(op.regions, call.regions, call.captures, strict=True):
+    for region, closed, captured in zip(op.regions, regions, call.captures, strict=False):
         inputs = [mlir.aval_to_ir_type(context.module_context, aval) for aval in closed.in_avals]
         block = region.blocks.append(*inputs[captured:])
         lower_to_block(context, block, closed, values[count : count + captured], terminator)

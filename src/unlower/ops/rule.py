@@ -41,6 +41,7 @@ REGION_NAMES: Mapping[str, tuple[str, ...]] = {
     "stablehlo.sort": ("comparator",),
     "stablehlo.while": ("cond", "body"),
     "mhlo.scan": ("body",),
+    "chlo.scan": ("body",),
 }
 """Op name -> names of its regions in order; a name with a star takes all that are left, as a tuple."""
 

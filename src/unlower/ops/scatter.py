@@ -20,6 +20,7 @@ from unlower.ops.reemit import (
     materialize_batch,
     move_batch,
     reemit,
+    types_of,
 )
 from unlower.ops.rule import Subprogram, op_rule
 
@@ -65,7 +66,8 @@ def scatter(
         "indices_are_sorted": indices_are_sorted,
         "unique_indices": unique_indices,
     }
-    return reemit(op.name, operands, op.types, attributes, [region], [update_computation.captures])
+    types = types_of(op, *[operand.shape for operand in operands[: len(operands) // 2]])
+    return reemit(op.name, operands, types, attributes, [region], [update_computation.captures])
 
 
 def _kind(region: Any) -> str | None:

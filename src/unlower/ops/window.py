@@ -17,7 +17,7 @@ from unlower.ir.module import Op
 from unlower.ir.types import TensorType
 from unlower.ops.monoids import elementwise, find_monoid
 from unlower.ops.reduction import reduce_by_tree, split_operands
-from unlower.ops.reemit import Call, batch_by_loop, batching_rule, equivalent, materialize_batch, reemit
+from unlower.ops.reemit import Call, batch_by_loop, batching_rule, equivalent, materialize_batch, reemit, types_of
 from unlower.ops.rule import Subprogram, op_rule
 from unlower.ops.scatter import scatter_by_loop
 
@@ -57,6 +57,17 @@ class _Window:
     def pads(self) -> tuple[tuple[int, int, int], ...]:
         """The padding configuration that leaves only windows over plain elements."""
         return tuple((low, high, base - 1) for (low, high), base in zip(self.padding, self.base_dilations, strict=True))
+
+    def places(self, axis: int, padded: int) -> np.ndarray:
+        """The positions of the windows' elements along a dimension of `padded` elements: `[windows, elements]`."""
+        extent = (self.sizes[axis] - 1) * self.window_dilations[axis] + 1
+        starts = np.arange(max(0, (padded - extent) // self.strides[axis] + 1)) * self.strides[axis]
+        return starts[:, None] + np.arange(self.sizes[axis])[None, :] * self.window_dilations[axis]
+
+    def result_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """How many windows there are over an array."""
+        padded = [low + high + n + max(0, n - 1) * hole for n, (low, high, hole) in zip(shape, self.pads, strict=True)]
+        return tuple(self.places(axis, n).shape[0] for axis, n in enumerate(padded))
 
     def scan_axis(self, shape: Sequence[int]) -> tuple[int, bool] | None:
         """The axis along which windows grow by one element each, as in a cumulative sum, and whether from the end."""
@@ -101,7 +112,9 @@ def reduce_window(
         padding=padding,
     )
     region = body.jaxpr()
-    return reemit(op.name, operands, op.types, attributes, [region], [body.captures])
+    shape = _Window.of(attributes).result_shape(operands[0].shape)
+    types = types_of(op, *[shape] * (len(operands) // 2))
+    return reemit(op.name, operands, types, attributes, [region], [body.captures])
 
 
 _WINDOW_REDUCERS = {
@@ -160,11 +173,7 @@ def _patches(padded: Any, window: _Window) -> Any:
     """Lists the contents of all windows of an array that is padded already: `[elements of a window, *windows]`."""
     rank = padded.ndim
     for i in range(rank):
-        extent = (window.sizes[i] - 1) * window.window_dilations[i] + 1
-        count = max(0, (padded.shape[2 * i] - extent) // window.strides[i] + 1)
-        starts = np.arange(count)[:, None] * window.strides[i]
-        places = starts + np.arange(window.sizes[i])[None, :] * window.window_dilations[i]
-        padded = _take(padded, places.astype(np.int32), 2 * i)
+        padded = _take(padded, window.places(i, padded.shape[2 * i]).astype(np.int32), 2 * i)
     ordered = lax.transpose(padded, (*range(1, 2 * rank, 2), *range(0, 2 * rank, 2)))
     return lax.reshape(ordered, (int(np.prod(window.sizes)), *ordered.shape[rank:]))
 
@@ -222,7 +231,8 @@ def select_and_scatter(
     attributes = _present(window_dimensions=window_dimensions, window_strides=window_strides, padding=padding)
     regions = [select.jaxpr(), scatter.jaxpr()]
     captures = [select.captures, scatter.captures]
-    return reemit(op.name, [operand, source, init_value], op.types, attributes, regions, captures)[0]
+    types = types_of(op, operand.shape)
+    return reemit(op.name, [operand, source, init_value], types, attributes, regions, captures)[0]
 
 
 @equivalent("stablehlo.select_and_scatter")

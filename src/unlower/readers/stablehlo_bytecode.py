@@ -6,9 +6,13 @@ that a portable artifact targets, `MLIR23.0.0git` says raw bytecode.
 
 import re
 
-from unlower._jax_compat import collect_diagnostics, current_stablehlo_version, deserialize_portable_artifact
+from unlower._jax_compat import (
+    collect_diagnostics,
+    current_stablehlo_version,
+    deserialize_portable_artifact,
+    new_mlir_context,
+)
 from unlower._jax_compat import mlir_ir as ir
-from unlower._jax_compat import new_mlir_context
 from unlower.errors import FormatError
 from unlower.ir.module import Module
 from unlower.readers.elision import Elision
@@ -36,13 +40,18 @@ def read_bytecode(data: bytes, elision: Elision) -> Module:
     match = _PRODUCER.match(data)
     producer = match.group(1).decode() if match else ""
     version = _VERSION.fullmatch(producer)
+    plain = has_plain_strings(data)
     context = new_mlir_context()
     with context, collect_diagnostics(context) as diagnostics:
         try:
-            module = deserialize_portable_artifact(context, data) if version else ir.Module.parse(data)
+            if version or not plain:
+                # Not `Module.parse`: quoting a name that is not UTF-8 in an error, it ends the process.
+                module = deserialize_portable_artifact(context, data)
+            if not version:
+                module = ir.Module.parse(data)
         except (ir.MLIRError, ValueError, RuntimeError) as error:
             raise _error(producer, version, [*diagnostics, str(error)]) from None
-    return module_from_mlir(module, elision, careful=not has_plain_strings(data))
+    return module_from_mlir(module, elision, careful=not plain)
 
 
 def _error(producer: str, version: re.Match[str] | None, messages: list[str]) -> FormatError:

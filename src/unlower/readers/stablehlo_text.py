@@ -2,8 +2,8 @@
 
 import re
 
+from unlower._jax_compat import collect_diagnostics, deserialize_portable_artifact, new_mlir_context
 from unlower._jax_compat import mlir_ir as ir
-from unlower._jax_compat import new_mlir_context
 from unlower.errors import FormatError
 from unlower.ir.module import Module
 from unlower.readers.elision import Elision, mark_mlir_text
@@ -31,19 +31,23 @@ def read_stablehlo_text(data: bytes, elision: Elision) -> Module:
       FormatError: text that MLIR cannot parse or verify, with its line and column; elided constants.
     """
     text = mark_mlir_text(decode_utf8(data))
+    plain = _has_plain_strings(text)
     context = new_mlir_context()
-    with context:
+    with context, collect_diagnostics(context) as diagnostics:
         try:
+            if not plain:
+                # Not `Module.parse` at once: quoting a name that is not UTF-8 in an error, it ends the process.
+                deserialize_portable_artifact(context, text.encode())
             module = ir.Module.parse(text)
         except (ir.MLIRError, ValueError, RuntimeError) as error:
-            what, where = mlir_message(str(error), text)
+            what, where = mlir_message([*diagnostics, str(error)][0], text)
             raise FormatError(
                 f"MLIR cannot read this text: {what}",
                 where=where,
                 mend="print the module again with the StableHLO release that this jaxlib carries, or save it as a portable "
                 "artifact, which stays readable",
             ) from None
-    return module_from_mlir(module, elision, careful=not _has_plain_strings(text))
+    return module_from_mlir(module, elision, careful=not plain)
 
 
 def _has_plain_strings(text: str) -> bool:
