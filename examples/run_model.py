@@ -39,7 +39,7 @@ def main():
 
     print("\nforces with that bond at 1.06 A (grad), in eV/A; they add up to nothing, as they must")
     forces = -jax.grad(program)(water(1.06))
-    for atom, force in zip("OHH", forces, strict=True):
+    for atom, force in zip("OHH", np.round(forces, 4) + 0.0, strict=True):  # no minus before a zero
         print(f"  {atom}  {force[0]:8.4f} {force[1]:8.4f} {force[2]:8.4f}")
     print(f"  sum {np.abs(forces.sum(axis=0)).max():.0e}")
 

@@ -12,7 +12,7 @@ LAYERS = (
     ("errors",),
     ("_registry", "_jax_compat"),
     ("ir",),
-    ("readers", "ops", "raising", "report"),
+    ("readers", "ops", "raising", "report", "_xla_child"),
     ("evaluate",),
     ("program",),
     ("decompile", "inspection", "verification"),

@@ -41,26 +41,22 @@ def test_the_first_difference_is_found_with_its_bits():
     assert report.seed is None
 
 
-def test_a_module_that_aborts_xla_is_a_refusal_and_this_process_lives():
-    # Two operations in one fusion, reached from two places: XLA has no way back from what its own optimisation wrote.
-    compiled = (
-        jax.jit(lambda x: jnp.sort(jnp.sin(x) @ jnp.cos(x), axis=0)[::-1].sum(0)).lower(jnp.ones((8, 8))).compile()
-    )
+def sorted_columns(x):
+    return jnp.sort(jnp.sin(x) @ jnp.cos(x), axis=0)[::-1].sum(0)
+
+
+def scanned(x):
+    return jax.lax.scan(lambda carry, row: (jnp.sin(carry) + row, carry * row), x[0], x)
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"), [(sorted_columns, "Unexpected bitcast operation"), (scanned, "SIGABRT: Check failed")]
+)
+def test_what_xla_does_not_take_back_from_its_own_optimisation_is_a_refusal(function, reason):
+    compiled = jax.jit(function).lower(jnp.ones((8, 8))).compile()
     report = verify(compiled.as_text())
-    assert report.outcome in ("refused", "equal")
-
-
-ABORTS = """HloModule aborts, is_scheduled=true, entry_computation_layout={(f32[2,3]{1,0})->f32[3,2]{0,1}}
-ENTRY e { x = f32[2,3]{1,0} parameter(0)
-  ROOT y = f32[3,2]{0,1} bitcast(x)
-}
-"""
-
-
-def test_what_xla_says_is_quoted():
-    report = verify(ABORTS)
     assert report.outcome == "refused"
-    assert report.refusal
+    assert reason in report.refusal
     assert report.difference is None
     assert report.timings.loaded_run is None
 
@@ -70,24 +66,6 @@ def test_nothing_but_nan_is_noted():
     report = verify(text, inputs=[-np.ones(3, np.float32)])
     assert report.outcome == "equal"
     assert "nothing but NaN in result 0" in report.notes[0]
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        lambda lowered, exported: lowered,
-        lambda lowered, exported: lowered.as_text(),
-        lambda lowered, exported: lowered.compiler_ir("hlo").as_serialized_hlo_module_proto(),
-        lambda lowered, exported: exported,
-        lambda lowered, exported: exported.mlir_module_serialized,
-        lambda lowered, exported: lowered.compiler_ir("stablehlo"),
-    ],
-    ids=["Lowered", "text", "proto", "Exported", "artifact", "MLIR module"],
-)
-def test_every_kind_of_source(source):
-    function = jax.jit(lambda x: (x * x, x.astype(jnp.bfloat16)))
-    shape = jax.ShapeDtypeStruct((5,), jnp.float32)
-    assert verify(source(function.lower(shape), jax.export.export(function)(shape))).outcome == "equal"
 
 
 def test_linear_algebra_of_the_host_runs_in_the_other_process(x64):

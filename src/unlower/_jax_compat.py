@@ -364,3 +364,7 @@ def is_registered_target(name: str) -> bool:
     if "callback" in name:
         return False
     return any(name in _xla_client.custom_call_targets(platform) for platform in ("cpu", "CUDA", "ROCM"))
+
+
+optimization_barrier_p = _lax.optimization_barrier_p
+"""Binds several arrays together; exported by jax 0.10 but not by 0.12."""

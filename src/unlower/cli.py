@@ -8,7 +8,7 @@ import argparse
 import json
 import pathlib
 from collections.abc import Iterable, Sequence
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 
 from rich.console import Console
 from rich.markup import escape
@@ -46,7 +46,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Bring XLA programs back to life as JAX functions.",
         epilog=(__doc__ or "").partition("\n\n")[2],
     )
-    parser.add_argument("--version", action="version", version=f"unlower {version('unlower')}")
+    parser.add_argument("--version", action="version", version=f"unlower {_version()}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     shared = argparse.ArgumentParser(add_help=False)
     shared.add_argument(
@@ -63,6 +63,13 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--seed", type=int, default=0, help="of the random inputs (default: 0)")
     command.set_defaults(command=_verify)
     return parser
+
+
+def _version() -> str:
+    try:
+        return version("unlower")
+    except PackageNotFoundError:
+        return "from a source tree, not installed"
 
 
 def _says(text: str) -> dict[str, str]:

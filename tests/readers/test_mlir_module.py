@@ -53,6 +53,7 @@ def test_numbers_keep_their_element_type(text, value, element):
         ("tensor<2xf32>", TensorType((2,), "f32")),
         ("[1 : i32, @f]", (Int(1, "i32"), Symbol("f"))),
         ("{a = 1 : i32, b}", {"a": Int(1, "i32"), "b": Unit}),
+        ('{"a b, =" = "c, = d", e = tensor<complex<f32>>}', {"a b, =": "c, = d", "e": TensorType((), "complex<f32>")}),
         ("affine_map<(d0) -> (d0)>", Unparsed("affine_map<(d0) -> (d0)>")),
         ("array<f32: 1.0>", Unparsed("array<f32: 1.000000e+00>")),
         (
@@ -191,10 +192,18 @@ def test_strings_that_are_not_utf8_do_not_end_the_process(place):
       stablehlo.custom_call @f() {{d = {{"{key}" = "{attribute}"}}}} : () -> () loc("{name}"("{file}":1:2))
       return }} }}"""[9:].format(**strings)
     text = "module { " + text
-    if place in ("key", "symbol"):
+    if place == "symbol":
         with pytest.raises(FormatError, match="a name in the module is not UTF-8"):
             read(text)
     else:
         (op,) = ops(text)
-        assert op.attributes["d"] == {"x": "x\udcff" if place == "attribute" else "x"}
+        key, value = ("x\udcff" if place == what else "x" for what in ("key", "attribute"))
+        assert op.attributes["d"] == {key: value}
         assert op.location is None
+
+
+def test_complex_constants_inside_other_attributes():
+    decoded = attribute('[{"a, b" = dense<[(1.0, -2.0), (0.0, 3.0)]> : tensor<2xcomplex<f32>>, c}, dense<7> : tensor<i32>]')
+    assert decoded[0]["a, b"].array.tolist() == [1 - 2j, 3j]
+    assert decoded[0]["c"] is Unit
+    assert decoded[1].array == 7

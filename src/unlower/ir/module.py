@@ -13,9 +13,6 @@ from unlower.ir.types import Type
 
 __all__ = ["Function", "Location", "Module", "Op", "Region", "Value", "walk"]
 
-_node = dataclasses.dataclass(frozen=True, slots=True, eq=False)
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
 class Location:
     """Where an operation came from: its `name` (scopes joined by `/`) and the source line, as far as the file tells."""
@@ -29,7 +26,7 @@ class Location:
         return " ".join(filter(None, [self.name, place and f"({place})"])) or "unknown"
 
 
-@_node
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Value:
     """An SSA value; compared by identity. `number` is unique in its function and prints as `%number`."""
 
@@ -40,7 +37,7 @@ class Value:
         return f"%{self.number}: {self.type}"
 
 
-@_node
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Region:
     """A block of operations: `arguments` come in, `results` (the terminator's operands) go out."""
 
@@ -49,7 +46,7 @@ class Region:
     results: tuple[Value, ...]
 
 
-@_node
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Op:
     """One operation.
 
@@ -81,7 +78,7 @@ class Op:
         return tuple([value.type for value in self.results])
 
 
-@_node
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Function:
     """A function of a module; `body` is its region. Attribute tuples match arguments and results one to one."""
 
@@ -94,7 +91,7 @@ class Function:
     attributes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
-@_node
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Module:
     """A program: functions by name, one of which is the entry.
 

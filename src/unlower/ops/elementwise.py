@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from unlower._jax_compat import primitives
+from unlower._jax_compat import optimization_barrier_p, primitives
 from unlower.ir.attributes import Enum, ResultAccuracy
 from unlower.ir.module import Op
 from unlower.ops.reemit import Call, batching_rule, materialize_batch, reemit
@@ -141,7 +141,7 @@ def reduce_precision(op: Op, operand: Array, *, exponent_bits: int, mantissa_bit
 @op_rule("stablehlo.optimization_barrier")
 def optimization_barrier(op: Op, *operands: Array) -> tuple[Array, ...]:
     """Passes its operands on together: nothing is moved across it. Spec: `optimization_barrier`."""
-    return tuple(primitives.optimization_barrier_p.bind(*operands)) if operands else ()
+    return tuple(optimization_barrier_p.bind(*operands)) if operands else ()
 
 
 # --- transcendental functions, which carry the accuracy asked of them
@@ -237,12 +237,55 @@ def convert(op: Op, operand: Array) -> Array:
 def bitcast_convert(op: Op, operand: Array) -> Array:
     """Reinterprets the bits; a change of width adds or removes the last dimension.
 
-    Spec: `bitcast_convert`. The primitive knows neither complex nor boolean types, which are re-emitted.
+    Spec: `bitcast_convert`, where a boolean is one bit. XLA, and so the primitive, changes neither the width of complex
+    numbers nor to or from booleans: those are taken apart into bytes and bits, lowest first.
     """
     new = op.type.dtype
-    if any(d == np.bool_ or jnp.issubdtype(d, jnp.complexfloating) for d in (operand.dtype, new)):
-        return reemit("stablehlo.bitcast_convert", [operand], [op.type], {})[0]
-    return primitives.bitcast_convert_type_p.bind(operand, new_dtype=new)
+    unusual = any(d == np.bool_ or jnp.issubdtype(d, jnp.complexfloating) for d in (operand.dtype, new))
+    if not unusual or operand.dtype == new:
+        return primitives.bitcast_convert_type_p.bind(operand, new_dtype=new)
+    old_bits, new_bits = _bit_width(operand.dtype), _bit_width(new)
+    # Everything in one row of bytes for each element, or for each group of elements that make one.
+    rows = operand.ndim if old_bits >= new_bits else operand.ndim - 1
+    return _from_bytes(_to_bytes(operand, operand.shape[:rows]), new, operand.shape[:rows], new_bits < old_bits)
+
+
+def _bit_width(dtype: np.dtype) -> int:
+    return 1 if dtype == np.bool_ else dtype.itemsize * 8
+
+
+def _to_bytes(x: Array, rows: tuple[int, ...]) -> Array:
+    """Spreads the elements of each row over its bytes: `uint8[*rows, bytes]`."""
+    byte = np.dtype(np.uint8)
+    if x.dtype == np.bool_:
+        bits = lax.reshape(lax.convert_element_type(x, byte), (*rows, x.size // max(_size(rows), 1) // 8, 8))
+        places = lax.broadcasted_iota(byte, bits.shape, bits.ndim - 1)
+        return lax.reduce_or(lax.shift_left(bits, places), (bits.ndim - 1,))
+    if jnp.issubdtype(x.dtype, jnp.complexfloating):
+        x = lax.concatenate([lax.expand_dims(lax.real(x), (x.ndim,)), lax.expand_dims(lax.imag(x), (x.ndim,))], x.ndim)
+    raw = lax.bitcast_convert_type(x, byte)
+    return lax.reshape(raw, (*rows, raw.size // max(_size(rows), 1)))
+
+
+def _from_bytes(raw: Array, dtype: np.dtype, rows: tuple[int, ...], several: bool) -> Array:
+    """Reads elements of `dtype` out of each row of bytes; `several` keeps the dimension that counts them."""
+    if dtype == np.bool_:
+        places = lax.broadcasted_iota(raw.dtype, (*raw.shape, 8), raw.ndim)
+        bits = lax.shift_right_logical(lax.broadcast_in_dim(raw, (*raw.shape, 8), range(raw.ndim)), places)
+        return lax.reshape(lax.ne(lax.bitwise_and(bits, lax.full_like(bits, 1)), lax.full_like(bits, 0)), (*rows, raw.shape[-1] * 8))
+    part = np.empty(0, dtype).real.dtype
+    count = raw.shape[-1] // part.itemsize
+    parts = lax.reshape(raw, (*rows, count, part.itemsize))
+    values = lax.bitcast_convert_type(parts if part.itemsize > 1 else lax.squeeze(parts, (parts.ndim - 1,)), part)
+    if jnp.issubdtype(dtype, jnp.complexfloating):
+        pairs = lax.reshape(values, (*rows, count // 2, 2))
+        axis = pairs.ndim - 1
+        values = lax.complex(lax.index_in_dim(pairs, 0, axis, False), lax.index_in_dim(pairs, 1, axis, False))
+    return values if several else lax.squeeze(values, (values.ndim - 1,))
+
+
+def _size(shape: tuple[int, ...]) -> int:
+    return int(np.prod(shape))
 
 
 # --- re-emitting elementwise ops
@@ -252,7 +295,6 @@ _ELEMENTWISE = (
     "chlo.is_inf",
     "chlo.is_neg_inf",
     "chlo.is_pos_inf",
-    "stablehlo.bitcast_convert",
     "stablehlo.compare",
     "stablehlo.convert",
     "stablehlo.power",

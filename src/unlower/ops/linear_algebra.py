@@ -15,7 +15,18 @@ from unlower._jax_compat import primitives
 from unlower.ir.attributes import DotAlgorithm, DotDimensionNumbers, IntArray, RaggedDotDimensionNumbers
 from unlower.ir.module import Op
 from unlower.ops import factorizations
-from unlower.ops.reemit import Call, batching_rule, equivalent, jvp_rule, materialize_batch, move_batch, reemit, types_of
+from unlower.ops.reemit import (
+    Call,
+    batching_rule,
+    equivalent,
+    jvp_rule,
+    materialize_batch,
+    move_batch,
+    reemit,
+    transpose_rule,
+    transpose_through,
+    types_of,
+)
 from unlower.ops.rule import op_rule
 
 __all__ = ["batch_in_front", "precisions"]
@@ -253,30 +264,30 @@ def triangular_solve(
     return reemit(op.name, (a, b), types_of(op, b.shape), op.attributes)[0]
 
 
-@jvp_rule("stablehlo.triangular_solve")
-def _triangular_solve_jvp(call: Call, primals: Sequence[Array], tangents: Sequence[Array | None]) -> tuple[Any, Any]:
-    a, b = primals
-    (x,) = call.bind(a, b)
-    a_dot, b_dot = tangents
-    transpose_a = call.attributes["transpose_a"]
-    x_dot = factorizations.triangular_solve(
+def _triangular_solve_dot(call: Call, a: Array, x: Array, a_dot: Array | None, b_dot: Array | None) -> Array:
+    attributes = call.attributes
+    return factorizations.triangular_solve(
         a,
         x,
         a_dot,
         b_dot,
-        left_side=bool(call.attributes["left_side"]),
-        lower=bool(call.attributes["lower"]),
-        unit_diagonal=bool(call.attributes["unit_diagonal"]),
-        transpose_a=transpose_a in ("TRANSPOSE", "ADJOINT"),
-        conjugate_a=transpose_a == "ADJOINT",
+        left_side=bool(attributes["left_side"]),
+        lower=bool(attributes["lower"]),
+        unit_diagonal=bool(attributes["unit_diagonal"]),
+        transpose_a=attributes["transpose_a"] in ("TRANSPOSE", "ADJOINT"),
+        conjugate_a=attributes["transpose_a"] == "ADJOINT",
     )
-    return (x,), (x_dot,)
 
 
-def _triangular_solve_in_lax(call: Call, a: Array, b: Array) -> tuple[Array]:
-    zero = lax.full_like(b, 0)
-    (x_dot,) = _triangular_solve_jvp_alone(call, a, zero, None, b)
-    return (x_dot,)
+@jvp_rule("stablehlo.triangular_solve")
+def _triangular_solve_jvp(call: Call, primals: Sequence[Array], tangents: Sequence[Array | None]) -> tuple[Any, Any]:
+    a, b = primals
+    (x,) = call.bind(a, b)
+    return (x,), (_triangular_solve_dot(call, a, x, *tangents),)
 
 
+# The solution is linear in `b`, so it is its own tangent.
+transpose_rule("stablehlo.triangular_solve")(
+    transpose_through(lambda call, a, b: (_triangular_solve_dot(call, a, b, None, b),))
+)
 batching_rule("stablehlo.cholesky", "stablehlo.triangular_solve")(batch_in_front)

@@ -14,7 +14,7 @@ from unlower.ops.dynamic_shape import known_integers
 from unlower.ops.reemit import Call, jvp_rule, reemit
 from unlower.ops.rule import op_rule
 
-__all__: list[str] = []
+__all__ = ["rng_bits"]
 
 _ALGORITHMS: Mapping[str, lax.RandomAlgorithm] = {
     "DEFAULT": lax.RandomAlgorithm.RNG_DEFAULT,
@@ -32,11 +32,11 @@ def rng_bit_generator(op: Op, initial_state: Array, *, rng_algorithm: str) -> tu
 
     Spec: `rng_bit_generator`. The state is 2 or 3 words of 64 bits, depending on the algorithm.
     """
-    bits = op.types[1]
-    return _bits(initial_state, TensorType(bits.shape, bits.element), rng_algorithm)
+    return rng_bits(initial_state, op.types[1], rng_algorithm)
 
 
-def _bits(state: Array, bits: TensorType, algorithm: str) -> tuple[Array, ...]:
+def rng_bits(state: Array, bits: TensorType, algorithm: str) -> tuple[Array, ...]:
+    """Draws an array of type `bits`; returns the next state, and the bits."""
     if state.shape == (2,) and state.dtype == np.uint64 and bits.dtype in _DRAWN:
         return primitives.rng_bit_generator_p.bind(
             state, shape=bits.shape, dtype=bits.dtype, algorithm=_ALGORITHMS[algorithm], out_sharding=None
@@ -45,16 +45,6 @@ def _bits(state: Array, bits: TensorType, algorithm: str) -> tuple[Array, ...]:
     types = (TensorType(state.shape, "ui64"), bits)
     attributes = {"rng_algorithm": Enum(algorithm, "stablehlo", "rng_algorithm")}
     return reemit("stablehlo.rng_bit_generator", (state,), types, attributes)
-
-
-@op_rule("stablehlo.dynamic_rng_bit_generator", specialize=True)
-def dynamic_rng_bit_generator(op: Op, initial_state: Array, shape: Any, *, rng_algorithm: str, **_: Any) -> tuple[Array, ...]:
-    """Draws uniform bits in a shape that is an operand, and known while tracing.
-
-    Source: JAX's export of `rng_bit_generator` with symbolic dimensions.
-    """
-    sizes = known_integers(op, "shape", shape)
-    return _bits(initial_state, TensorType(sizes, op.types[1].element), rng_algorithm)
 
 
 @op_rule("stablehlo.rng", specialize=True)

@@ -14,6 +14,8 @@ from unlower.readers.text import decode_utf8, first_token
 
 __all__ = ["is_hlo_text", "read_hlo_text"]
 
+_LAYOUT = re.compile(r"^\s*HloModule\b[^\n]*entry_computation_layout=", re.MULTILINE)
+_ENTRY = re.compile(r"^\s*ENTRY\b", re.MULTILINE)
 _WAS_PARSING = re.compile(r"was parsing (\d+):(\d+): error: ([^\n]*)")
 
 
@@ -29,6 +31,9 @@ def read_hlo_text(data: bytes, elision: Elision) -> Module:
       FormatError: text that XLA cannot parse, with its line and column; elided constants; what the converter refuses.
     """
     text = mark_hlo_text(decode_utf8(data))
+    if _LAYOUT.search(text) and not _ENTRY.search(text):
+        # XLA would take the last computation for the entry, and its converter ends the process when the layout disagrees.
+        raise FormatError("the HLO text has no ENTRY computation", mend="the file is cut off; copy or dump it again")
     try:
         proto = hlo_text_to_proto(text)
     except (RuntimeError, ValueError) as error:

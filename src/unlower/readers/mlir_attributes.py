@@ -5,6 +5,7 @@ them, and each distinct attribute is read once.
 """
 
 import re
+import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -27,6 +28,7 @@ from unlower.ir.attributes import (
     Unit,
     Unparsed,
 )
+from unlower.readers.constants import dense_from_text
 from unlower.readers.mlir_types import split_top_level
 
 __all__ = ["parse_structured", "plain_decoders"]
@@ -34,6 +36,7 @@ __all__ = ["parse_structured", "plain_decoders"]
 _ENUM = re.compile(r"#(\w+)<(\w+) (\w+)>|#(\w+)\.(\w+)<([A-Z]\w*)>")
 _STRUCT = re.compile(r"#(\w+)\.(\w+)<(.*)>", re.DOTALL)
 _CONV = re.compile(r"\[(.*)\]x\[(.*)\]->\[(.*)\]")
+_ENTRY = re.compile(r'("(?:[^"\\]|\\.)*"|[\w$.]+)(?: = (.*))?', re.DOTALL)
 _FIELD = re.compile(r"(\w+) = (.*)", re.DOTALL)
 
 
@@ -47,11 +50,50 @@ def _string(attribute: Any) -> str:
     return Unparsed(text) if text[-1] != '"' else _text(attribute)
 
 
-def plain_decoders(decode: Callable[[Any], Any], decode_type: Callable[[Any], Any]) -> dict[type, Callable[[Any], Any]]:
-    """Returns a table from the class of an MLIR attribute to the function that decodes it."""
+def _name(text: str) -> str:
+    """Reads a key as MLIR prints it: bare, or quoted and escaped."""
+    if not text.startswith('"'):
+        return text
+    return _string(ir.Attribute.parse(text))
+
+
+def plain_decoders(
+    decode: Callable[[Any], Any], decode_type: Callable[[Any], Any], careful: bool = False
+) -> dict[type, Callable[[Any], Any]]:
+    """Returns a table from the class of an MLIR attribute to the function that decodes it.
+
+    Args:
+      decode: decodes any attribute.
+      decode_type: decodes a type, or its text.
+      careful: names may be other than UTF-8.
+    """
 
     def integers(element: str) -> Callable[[Any], IntArray]:
         return lambda a: IntArray(tuple(a), element)
+
+    def array(attribute: Any) -> Any:
+        try:
+            return tuple([decode(part) for part in attribute])
+        except TypeError:  # a complex constant among the parts: the bindings do not hand it out
+            return from_text(str(attribute))
+
+    def dictionary(attribute: Any) -> Any:
+        text = str(attribute)
+        if careful or "complex<" in text:
+            # A named attribute ends the process when its name is not UTF-8, or its value a complex constant.
+            return from_text(text)
+        return {attribute[i].name: decode(attribute[i].attr) for i in range(len(attribute))}
+
+    def from_text(text: str) -> Any:
+        if text.startswith("["):
+            return tuple([from_text(part) for part in split_top_level(text[1:-1])])
+        if text.startswith("{"):
+            entries = [(m.group(1), m.group(2)) for m in map(_ENTRY.fullmatch, split_top_level(text[1:-1])) if m]
+            return {_name(name): Unit if value is None else from_text(value) for name, value in entries}
+        if text.startswith("dense<") and "complex<" in text:
+            type_ = decode_type(text[text.rindex(" : ") + 3 :])
+            return dense_from_text(text, type_)
+        return decode(ir.Attribute.parse(text))
 
     return {
         ir.IntegerAttr: lambda a: Int(a.value, str(a.type)),
@@ -61,8 +103,8 @@ def plain_decoders(decode: Callable[[Any], Any], decode_type: Callable[[Any], An
         ir.FlatSymbolRefAttr: lambda a: Symbol(a.value),
         ir.UnitAttr: lambda a: Unit,
         ir.TypeAttr: lambda a: decode_type(a.value),
-        ir.ArrayAttr: lambda a: tuple([decode(x) for x in a]),
-        ir.DictAttr: lambda a: {a[i].name: decode(a[i].attr) for i in range(len(a))},
+        ir.ArrayAttr: array,
+        ir.DictAttr: dictionary,
         ir.DenseI64ArrayAttr: integers("i64"),
         ir.DenseI32ArrayAttr: integers("i32"),
         ir.DenseI16ArrayAttr: integers("i16"),
@@ -158,8 +200,13 @@ def _accuracy(body: str) -> ResultAccuracy:
         if name == "mode":
             values[name] = value[value.index("<") + 1 : -1].split()[-1]
         else:
-            values[name] = int(value) if name == "ulps" else float(value)
+            values[name] = int(value) if name == "ulps" else _float64(value)
     return ResultAccuracy(**values)
+
+
+def _float64(text: str) -> float:
+    # MLIR prints six digits where they are exact, and the bits otherwise.
+    return struct.unpack("<d", int(text, 16).to_bytes(8, "little"))[0] if text.startswith("0x") else float(text)
 
 
 _STRUCTS: dict[str, Callable[[str], Any]] = {

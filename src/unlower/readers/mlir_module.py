@@ -20,7 +20,7 @@ from unlower.ir.types import TensorType, Type
 from unlower.readers.constants import dense_from_attribute, dense_from_blob, dense_from_text, resources_from_text
 from unlower.readers.elision import ELIDED_TARGET, Elision
 from unlower.readers.mlir_attributes import parse_structured, plain_decoders
-from unlower.readers.mlir_types import parse_type, split_top_level
+from unlower.readers.mlir_types import parse_type
 
 __all__ = ["module_from_mlir"]
 
@@ -84,10 +84,9 @@ class _Builder:
         self._symbols: list[str] = []
         self._number = 0
         self._resources: dict[str, bytes] | None = None
-        self.decoders = plain_decoders(self._attribute, self._type)
+        self.decoders = plain_decoders(self._attribute, self._type, careful)
         self.decoders[ir.FlatSymbolRefAttr] = self._symbol
         if careful:
-            self.decoders[ir.DictAttr] = self._dictionary
             self._location = lambda location: None
         for name in ("DenseIntElementsAttr", "DenseFPElementsAttr", "DenseElementsAttr"):
             self.decoders[getattr(ir, name)] = self._dense
@@ -151,13 +150,6 @@ class _Builder:
     def _symbol(self, attribute: Any) -> Symbol:
         self._symbols.append(attribute.value)
         return Symbol(attribute.value)
-
-    def _dictionary(self, attribute: Any) -> dict[str, Any]:
-        # Named attributes end the process when their name is not UTF-8, while text is always escaped.
-        names = [part.partition(" = ")[0] for part in split_top_level(str(attribute)[1:-1])]
-        if any(name.startswith('"') for name in names):
-            raise RuntimeError("conversion error")
-        return {name: self._attribute(attribute[name]) for name in names}
 
     def _dense(self, attribute: Any) -> Any:
         type_ = self._type(attribute.type)

@@ -69,9 +69,9 @@ def mlir_message(message: str, text: str | None = None) -> tuple[str, str | None
         errors = [message.partition("\n")[2] or message]
     what = errors[0].split("\n note:")[0].split("\n note ")[0].strip()
     match = _LOCATED.match(what)
-    if match is None:
-        return what, None
-    line, column, what = match.groups()
+    line, column, what = match.groups() if match else ("0", "0", what)
+    if re.search(r"\bquant\b", what):
+        what = "it has quantized types, for which jaxlib carries no dialect"
     if line == "0":
         return what, None
     where = f"line {line}, column {column}"

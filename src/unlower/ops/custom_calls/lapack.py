@@ -23,7 +23,7 @@ from unlower.ir.types import TensorType
 from unlower.ops import factorizations
 from unlower.ops.dynamic_shape import known_integers
 from unlower.ops.linear_algebra import batch_in_front
-from unlower.ops.reemit import Attributes, Call, batching_rule, jvp_rule, partial_jvp, reemit
+from unlower.ops.reemit import Attributes, Call, batching_rule, jvp_rule, partial_jvp, reemit, transpose_rule, transpose_through
 from unlower.ops.rule import op_rule
 
 __all__ = ["TARGETS", "batch_custom_call"]
@@ -139,22 +139,30 @@ def _potrf_jvp(call: Call, primals: Sequence[Array], tangents: Tangents) -> Jvp:
     return results, (factorizations.cholesky(results[0], a_dot, lower=lower) + other, None)
 
 
-@jvp_rule(*_targets("trsm"))
-def _trsm_jvp(call: Call, primals: Sequence[Array], tangents: Tangents) -> Jvp:
-    a, _ = primals
-    results = call.bind(*primals)
+def _trsm_dot(call: Call, a: Array, x: Array, a_dot: Any, b_dot: Any) -> Array:
     transpose = _letter(call, "trans_x")
-    x_dot = factorizations.triangular_solve(
+    return factorizations.triangular_solve(
         a,
-        results[0],
-        *tangents,
+        x,
+        a_dot,
+        b_dot,
         left_side=_letter(call, "side") == "L",
         lower=_letter(call, "uplo") == "L",
         unit_diagonal=_letter(call, "diag") == "U",
         transpose_a=transpose != "N",
         conjugate_a=transpose == "C",
     )
-    return results, (x_dot,)
+
+
+@jvp_rule(*_targets("trsm"))
+def _trsm_jvp(call: Call, primals: Sequence[Array], tangents: Tangents) -> Jvp:
+    a, b = primals
+    (x,) = call.bind(a, b)
+    return (x,), (_trsm_dot(call, a, x, *tangents),)
+
+
+# The solution is linear in `b`, so it is its own tangent.
+transpose_rule(*_targets("trsm"))(transpose_through(lambda call, a, b: (_trsm_dot(call, a, b, None, b),)))
 
 
 @jvp_rule(*_targets("getrf"))
