@@ -368,3 +368,7 @@ def is_registered_target(name: str) -> bool:
 
 optimization_barrier_p = _lax.optimization_barrier_p
 """Binds several arrays together; exported by jax 0.10 but not by 0.12."""
+
+
+CHOLESKY_READS_A_TRIANGLE = jax.__version_info__ >= (0, 11)
+"""Whether the derivative of JAX's Cholesky reads one triangle of its tangent, as jax 0.12 does and 0.10 does not."""

@@ -9,6 +9,7 @@ import json
 import pathlib
 from collections.abc import Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -72,7 +73,7 @@ def _version() -> str:
         return "from a source tree, not installed"
 
 
-def _says(text: str) -> dict[str, str]:
+def _says(text: str) -> dict[str, Any]:
     return {"help": text, "description": f"{text[0].upper()}{text[1:]}."}
 
 

@@ -227,7 +227,12 @@ def test_select_and_scatter():
 def test_constants_hold_one_element_or_all():
     (out,) = Values()(VECTOR)
     for shape in ((), (3,)):
-        check(module([], [Op("stablehlo.constant", (), (out,), {"value": DenseElements(VECTOR, np.zeros(shape, np.float32))})]))
+        check(
+            module(
+                [],
+                [Op("stablehlo.constant", (), (out,), {"value": DenseElements(VECTOR, np.zeros(shape, np.float32))})],
+            )
+        )
     wrong = Op("stablehlo.constant", (), (out,), {"value": DenseElements(VECTOR, np.zeros(2, np.float32))})
     assert fault([], [wrong]).what == "[2] elements for a constant of type tensor<3xf32>"
 

@@ -134,7 +134,9 @@ def test_printed_optimized_modules_read_back_the_same(name):
     assert_round_trip(normalize(module))
 
 
-@pytest.mark.parametrize("name", ["portable_0_4_30.mlirbc", "literals_without_payload.hlo.pb", "before_optimizations.hlo.pb.gz"])
+@pytest.mark.parametrize(
+    "name", ["portable_0_4_30.mlirbc", "literals_without_payload.hlo.pb", "before_optimizations.hlo.pb.gz"]
+)
 def test_files_print_and_read_back_the_same(name):
     assert_round_trip(read(DATA / name, elided="zeros"))
 
@@ -169,6 +171,8 @@ def dense(draw):
     else:
         limit = {"f4E2M1FN": 16, "f6E2M3FN": 64, "f6E3M2FN": 64}.get(element, 256)
         array = (raw.astype(np.int64) % limit).astype(np.uint8).view(dtype)
+    if count > 1 and array.tobytes() == array[:1].tobytes() * count:
+        array, is_splat = array[:1], True  # MLIR makes a splat of equal elements
     return DenseElements(TensorType(shape, element), array.reshape(() if is_splat else shape))
 
 
@@ -178,7 +182,7 @@ scalars = st.one_of(
     st.binary(max_size=4).map(lambda b: b.decode("utf-8", "surrogateescape")),
     st.just(Unit),
     names.map(Symbol),
-    st.text("ab \"\\é", min_size=1, max_size=4).map(Symbol),
+    st.text('ab "\\é', min_size=1, max_size=4).map(Symbol),
     st.integers(-(2**63), 2**63 - 1).map(Int),
     st.integers(0, 2**64 - 1).map(lambda v: Int(v, "ui64")),
     st.integers(-128, 127).map(lambda v: Int(v, "si8")),
@@ -197,9 +201,7 @@ scalars = st.one_of(
     st.builds(ScatterDimensionNumbers, numbers, numbers, numbers, numbers, numbers, st.integers(0, 3)),
     st.builds(ChannelHandle, st.integers(0, 9), st.integers(0, 3)),
     st.builds(OutputOperandAlias, numbers, st.integers(0, 9), numbers),
-    st.builds(
-        ResultAccuracy, st.just("TOLERANCE"), st.floats(0, 1e30), st.floats(0, 1e30), st.integers(0, 9)
-    ),
+    st.builds(ResultAccuracy, st.just("TOLERANCE"), st.floats(0, 1e30), st.floats(0, 1e30), st.integers(0, 9)),
     st.permutations(range(4)).map(
         lambda p: ConvDimensionNumbers(p[0], p[1], (p[2], p[3]), p[3], p[2], (p[0], p[1]), p[2], p[1], (p[3], p[0]))
     ),
@@ -214,7 +216,9 @@ attributes = st.recursive(
 
 
 def read_attribute(text):
-    module = read(f"module {{ func.func @main() {{\n stablehlo.custom_call @f() {{test.it = {text}}} : () -> ()\n return }} }}")
+    module = read(
+        f"module {{ func.func @main() {{\n stablehlo.custom_call @f() {{test.it = {text}}} : () -> ()\n return }} }}"
+    )
     return module.main.body.ops[0].attributes["test.it"]
 
 
@@ -224,7 +228,7 @@ def sorted_keys(attribute):
     return tuple(map(sorted_keys, attribute)) if type(attribute) is tuple else attribute
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(attributes)
 def test_attributes_are_spelled_so_that_mlir_reads_the_identical_one(attribute):
     text = format_attribute(attribute)
@@ -267,7 +271,8 @@ def test_an_operation_is_drawn_short():
     loop = Op("stablehlo.while", (x,), (y,), {"test.w": Unit}, (Region((), (), ()), Region((), (), ())))
     assert print_op(loop) == '%1 = "stablehlo.while"(%0) ({...}, {...}) {test.w} : (tensor<2xf32>) -> tensor<2xf32>'
     several = Op("stablehlo.custom_call", (x,), (y, z), {"call_target_name": "f"})
-    expected = '%1, %2 = "stablehlo.custom_call"(%0) {call_target_name = "f"} : (tensor<2xf32>) -> (tensor<2xf32>, tensor<2xf32>)'
+    types = "(tensor<2xf32>) -> (tensor<2xf32>, tensor<2xf32>)"
+    expected = f'%1, %2 = "stablehlo.custom_call"(%0) {{call_target_name = "f"}} : {types}'
     assert print_op(several) == expected
     large = DenseElements(TensorType((99,), "f32"), np.arange(99, dtype=np.float32))
     assert print_op(Op("stablehlo.constant", (), (z,), {"value": large})).startswith(

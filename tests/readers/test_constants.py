@@ -21,7 +21,7 @@ def constant(text):
 
 
 def every_bit_pattern(element):
-    """Every value of a type up to 8 bits; of a wider one, corners (NaN payloads, infinities, denormals, zeros) and noise."""
+    """Every value of a type up to 8 bits; of a wider one, corners (NaN payloads, denormals, zeros) and noise."""
     dtype = DTYPES[element]
     if element in NARROW:
         width = int(element.strip("ui"))

@@ -87,7 +87,9 @@ def test_every_format_and_wrapper(kind):
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.pb", "a", "a.mlir"])
-@pytest.mark.parametrize("kind", ["HLO text as bytes", "HloProto", "gzipped HloProto", "MLIR bytecode", "portable artifact"])
+@pytest.mark.parametrize(
+    "kind", ["HLO text as bytes", "HloProto", "gzipped HloProto", "MLIR bytecode", "portable artifact"]
+)
 def test_files_are_known_by_content_never_by_name(tmp_path, name, kind):
     path = tmp_path / name
     path.write_bytes(SOURCES[kind])
@@ -136,7 +138,7 @@ NO_PROGRAMS = {
     "tflite": (b"\x1c\0\0\0TFL3" + bytes(40), "this is a TFLite model"),
     "iree": (b"\x1c\0\0\0IREE" + bytes(40), "this is an IREE module"),
     "npy": (b"\x93NUMPY\x01\0" + bytes(40), "this is NumPy array data"),
-    "safetensors": (b"\x0a\0\0\0\0\0\0\0{\"a\":{}}  " + bytes(8), "this is a safetensors file"),
+    "safetensors": (b'\x0a\0\0\0\0\0\0\0{"a":{}}  ' + bytes(8), "this is a safetensors file"),
     "elf": (b"\x7fELF" + bytes(40), "this is machine code"),
     "saved model": (b"\x08\x01\x12\x0a\x0a\x08\x12\x06serve" + bytes(20), "this is a TensorFlow SavedModel graph"),
     "random": (bytes(range(200, 256)) * 4, "no XLA program in a known format"),
@@ -214,7 +216,7 @@ def test_quantized_types_are_named():
     text = "module { func.func @main(%a: tensor<2x!quant.uniform<i8:f32, 0.5>>) {\n return } }"
     with pytest.raises(FormatError, match="it has quantized types, for which jaxlib carries no dialect") as caught:
         read(text)
-    assert caught.value.where.startswith("line 1, column 34")
+    assert caught.value.where.startswith("line 1, column 46: module")
 
 
 def test_errors_of_the_converter_are_format_errors():
@@ -300,7 +302,7 @@ class Worker:
             pass_fds=[writing],
         )
         os.close(writing)
-        self._answers = open(reading)
+        self._answers = open(reading)  # noqa: SIM115 (closed with the process)
         assert self._answer(60) == "ready"
 
     def _answer(self, timeout):
@@ -356,7 +358,9 @@ def test_cut_text_is_read_or_refused(text, length):
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.binary(max_size=100), st.sampled_from([b"", b"\x0a", b"\x1f\x8b", b"PK\x03\x04", b"\x08\x01\x12", b"\x80\x04"]))
+@given(
+    st.binary(max_size=100), st.sampled_from([b"", b"\x0a", b"\x1f\x8b", b"PK\x03\x04", b"\x08\x01\x12", b"\x80\x04"])
+)
 def test_any_bytes_are_refused(data, start):
     read_or_refuse(start + data)
 

@@ -44,7 +44,9 @@ SOURCES = {
     "mlir": (MLIR, {"cst": "tensor<4xf32>", "c": "tensor<2xi32>", "cst#2": "tensor<4xf32>"}),
     "proto": (
         (DATA / "literals_without_payload.hlo.pb").read_bytes(),
-        dict.fromkeys(("add.2", "Relu.6", "MaxPool2d.2", "Relu.0", "constant.3", "MaxPool2d.0", "Softmax.27"), "tensor<f32>"),
+        dict.fromkeys(
+            ("add.2", "Relu.6", "MaxPool2d.2", "Relu.0", "constant.3", "MaxPool2d.0", "Softmax.27"), "tensor<f32>"
+        ),
     ),
 }
 

@@ -17,7 +17,9 @@ def ops(text):
 
 def attribute(text):
     """What `text`, an MLIR attribute, becomes."""
-    (op,) = ops(f'module {{ func.func @main() {{\n stablehlo.custom_call @f() {{test.it = {text}}} : () -> ()\n return }} }}')
+    (op,) = ops(
+        f"module {{ func.func @main() {{\n stablehlo.custom_call @f() {{test.it = {text}}} : () -> ()\n return }} }}"
+    )
     return op.attributes["test.it"]
 
 
@@ -203,7 +205,9 @@ def test_strings_that_are_not_utf8_do_not_end_the_process(place):
 
 
 def test_complex_constants_inside_other_attributes():
-    decoded = attribute('[{"a, b" = dense<[(1.0, -2.0), (0.0, 3.0)]> : tensor<2xcomplex<f32>>, c}, dense<7> : tensor<i32>]')
+    decoded = attribute(
+        '[{"a, b" = dense<[(1.0, -2.0), (0.0, 3.0)]> : tensor<2xcomplex<f32>>, c}, dense<7> : tensor<i32>]'
+    )
     assert decoded[0]["a, b"].array.tolist() == [1 - 2j, 3j]
     assert decoded[0]["c"] is Unit
     assert decoded[1].array == 7

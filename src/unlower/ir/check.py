@@ -1,8 +1,8 @@
 """Structural checks, run on whatever a reader returns and raising rewrites.
 
-MLIR's own verifier has seen most modules already; this holds for those it has not (rewritten, or built by hand), and is what
-the rest of the library may rely on: values are defined before use, in scope, once; calls fit their callee; the regions of an
-operation take and give what its operands and results ask for; every element type is known.
+MLIR's own verifier has seen most modules already; this holds for those it has not (rewritten, or built by hand), and is
+what the rest of the library may rely on: values are defined before use, in scope, once; calls fit their callee; the
+regions of an operation take and give what its operands and results ask for; every element type is known.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +30,7 @@ def check(module: Module) -> None:
         _Checker(module, function).run()
 
 
-class _Fault(Exception):
+class _FaultError(Exception):
     """What is wrong with the operation at hand."""
 
 
@@ -52,10 +52,12 @@ class _Checker:
             ("result_attributes", function.result_attributes, function.body.results),
         ):
             if attributes and len(attributes) != len(values):
-                raise InvalidModuleError(f"{len(attributes)} {what} for {len(values)} values", where=f"@{function.name}")
+                raise InvalidModuleError(
+                    f"{len(attributes)} {what} for {len(values)} values", where=f"@{function.name}"
+                )
         try:
             self._region(function.body)
-        except _Fault as fault:
+        except _FaultError as fault:
             raise InvalidModuleError(str(fault), where=f"@{function.name}, its arguments or results") from None
 
     def _region(self, region: Region) -> None:
@@ -69,7 +71,7 @@ class _Checker:
             try:
                 for value in op.operands:
                     if value not in defined:
-                        raise _Fault(f"%{value.number} is used where it is not defined")
+                        raise _FaultError(f"%{value.number} is used where it is not defined")
                 if op.regions:
                     for inner in op.regions:
                         self._region(inner)
@@ -78,29 +80,29 @@ class _Checker:
                     special(self._functions, op)
                 for value in op.results:
                     if value in defined:
-                        raise _Fault(f"%{value.number} is defined twice")
+                        raise _FaultError(f"%{value.number} is defined twice")
                     if id(value.type) not in known:
                         self._check_type(value.type)
                     defined.add(value)
                     added.append(value)
-            except _Fault as fault:
+            except _FaultError as fault:
                 raise self._error(str(fault), op, index) from None
         for value in region.results:
             if value not in defined:
-                raise _Fault(f"%{value.number} is returned where it is not defined")
+                raise _FaultError(f"%{value.number} is returned where it is not defined")
         defined.difference_update(added)
 
     def _define(self, values: Sequence[Value], added: list[Value]) -> None:
         for value in values:
             if value in self._defined:
-                raise _Fault(f"%{value.number} is defined twice")
+                raise _FaultError(f"%{value.number} is defined twice")
             self._check_type(value.type)
             self._defined.add(value)
             added.append(value)
 
     def _check_type(self, type_: Type) -> None:
         if isinstance(type_, OpaqueType):
-            raise _Fault(f"the type {type_} is not known")
+            raise _FaultError(f"the type {type_} is not known")
         self._known.add(id(type_))
 
     def _error(self, what: str, op: Op, index: int) -> InvalidModuleError:
@@ -130,10 +132,10 @@ def _compatible(first: Type, second: Type) -> bool:
 
 def _expect(what: str, given: Sequence[Value], wanted: Sequence[Type]) -> None:
     if len(given) != len(wanted):
-        raise _Fault(f"{what}: {len(given)} values where {len(wanted)} are expected")
+        raise _FaultError(f"{what}: {len(given)} values where {len(wanted)} are expected")
     for i, (value, type_) in enumerate(zip(given, wanted, strict=True)):
         if not _compatible(value.type, type_):
-            raise _Fault(f"{what} {i}: {value.type} where {type_} is expected")
+            raise _FaultError(f"{what} {i}: {value.type} where {type_} is expected")
 
 
 def _types(values: Sequence[Value]) -> list[Type]:
@@ -142,21 +144,21 @@ def _types(values: Sequence[Value]) -> list[Type]:
 
 def _scalars(what: str, values: Sequence[Value], count: int) -> None:
     if len(values) != count:
-        raise _Fault(f"{what}: {len(values)} values where {count} are expected")
+        raise _FaultError(f"{what}: {len(values)} values where {count} are expected")
     for i, value in enumerate(values):
         if not isinstance(value.type, TensorType) or value.type.shape:
-            raise _Fault(f"{what} {i}: {value.type} where a scalar is expected")
+            raise _FaultError(f"{what} {i}: {value.type} where a scalar is expected")
 
 
 def _is_predicate(what: str, value: Value) -> None:
     type_ = value.type
     if not isinstance(type_, TensorType) or type_.element != "i1":
-        raise _Fault(f"{what}: {type_} where tensor<i1> is expected")
+        raise _FaultError(f"{what}: {type_} where tensor<i1> is expected")
 
 
 def _regions(op: Op, count: int) -> tuple[Region, ...]:
     if len(op.regions) != count:
-        raise _Fault(f"{len(op.regions)} regions where {count} are expected")
+        raise _FaultError(f"{len(op.regions)} regions where {count} are expected")
     return op.regions
 
 
@@ -164,7 +166,7 @@ def _callee(functions: _Functions, op: Op, attribute: str) -> Function:
     name = op.attributes.get(attribute)
     function = functions.get(str(name))
     if function is None:
-        raise _Fault(f"{attribute} @{name} is no function of the module")
+        raise _FaultError(f"{attribute} @{name} is no function of the module")
     return function
 
 
@@ -180,7 +182,7 @@ def _check_call(attribute: str) -> Callable[[_Functions, Op], None]:
 def _check_custom_call(functions: _Functions, op: Op) -> None:
     for name in op.attributes.get("called_computations", ()):
         if str(name) not in functions:
-            raise _Fault(f"called_computations @{name} is no function of the module")
+            raise _FaultError(f"called_computations @{name} is no function of the module")
 
 
 def _check_while(functions: _Functions, op: Op) -> None:
@@ -191,13 +193,13 @@ def _check_while(functions: _Functions, op: Op) -> None:
     _expect("result of body", body.results, carried)
     _expect("result", op.results, carried)
     if len(cond.results) != 1:
-        raise _Fault(f"result of cond: {len(cond.results)} values where 1 is expected")
+        raise _FaultError(f"result of cond: {len(cond.results)} values where 1 is expected")
     _is_predicate("result of cond", cond.results[0])
 
 
 def _check_branches(functions: _Functions, op: Op) -> None:
     if len(op.operands) != 1 or not op.regions:
-        raise _Fault("one operand and at least one branch are expected")
+        raise _FaultError("one operand and at least one branch are expected")
     if op.name == "stablehlo.if":
         _regions(op, 2)
         _is_predicate("operand", op.operands[0])
@@ -215,7 +217,7 @@ def _check_reducer(op: Op, region: Region, count: int) -> None:
 def _check_reduce(functions: _Functions, op: Op) -> None:
     (body,) = _regions(op, 1)
     if len(op.operands) % 2 or 2 * len(op.results) != len(op.operands):
-        raise _Fault(f"{len(op.operands)} operands and {len(op.results)} results where 2 n and n are expected")
+        raise _FaultError(f"{len(op.operands)} operands and {len(op.results)} results where 2 n and n are expected")
     _check_reducer(op, body, len(op.results))
 
 
@@ -223,7 +225,7 @@ def _check_scatter(functions: _Functions, op: Op) -> None:
     (body,) = _regions(op, 1)
     count = len(op.results)
     if len(op.operands) != 2 * count + 1:
-        raise _Fault(f"{len(op.operands)} operands and {count} results where 2 n + 1 and n are expected")
+        raise _FaultError(f"{len(op.operands)} operands and {count} results where 2 n + 1 and n are expected")
     _expect("result", op.results, _types(op.operands[:count]))
     _check_reducer(op, body, count)
 
@@ -259,7 +261,7 @@ def _check_constant(functions: _Functions, op: Op) -> None:
     value: Any = op.attributes.get("value")
     shape = getattr(getattr(value, "array", None), "shape", None)
     if shape is not None and shape not in ((), value.type.shape):
-        raise _Fault(f"{list(shape)} elements for a constant of type {value.type}")
+        raise _FaultError(f"{list(shape)} elements for a constant of type {value.type}")
 
 
 _CHECKS: dict[str, Callable[[_Functions, Op], None]] = {

@@ -73,8 +73,8 @@ class Op:
         return result.type
 
     @property
-    def types(self) -> tuple[Type, ...]:
-        """The types of all results."""
+    def types(self) -> tuple[Any, ...]:
+        """The types of all results; `Any`, since each rule knows what its operation has."""
         return tuple([value.type for value in self.results])
 
 

@@ -1,6 +1,6 @@
 """The text form of a module, of one operation, of one attribute: MLIR's generic form, which MLIR reads back.
 
-Two uses: `print_op` draws one operation for an error message, short; `print_module` and `format_attribute` are exact, so that
+Two uses: `print_op` draws one operation for an error message, short; `print_module` and `format_attribute` are exact:
 parsing the text gives the same operations and the identical attributes.
 """
 
@@ -36,8 +36,7 @@ from unlower.ir.types import DTYPES, FutureType, OpaqueType, TensorType, TokenTy
 
 __all__ = ["format_attribute", "print_module", "print_op"]
 
-_BARE = re.compile(r"[A-Za-z_][\w$.]*")
-_SYMBOL = re.compile(r"[A-Za-z_][\w$.]*")
+_BARE = re.compile(r"[A-Za-z_][A-Za-z0-9_$.]*")
 _DIALECTS = ("stablehlo", "chlo", "mhlo")
 _AS_DECIMALS = 16
 """Constants of more elements are printed as their bytes."""
@@ -48,8 +47,8 @@ def print_op(op: Op, *, full: bool = False) -> str:
 
     Args:
       op: the operation.
-      full: print regions, and every element of large constants. Otherwise regions are `{...}`, and the text is one short
-        line for people.
+      full: print regions, and every element of large constants. Otherwise regions are `{...}`, and the text is one
+        short line for people.
 
     Example:
       >>> from unlower.ir.types import TensorType
@@ -75,7 +74,7 @@ def format_attribute(attribute: Any, dialect: str = "stablehlo") -> str:
     """Spells an attribute as MLIR does; what MLIR parses from it is the identical attribute.
 
     Args:
-      attribute: a value of `unlower.ir.attributes`, a type, or a plain `bool`, `str`, `int` or `float` (i64 and f64 then).
+      attribute: a value of `unlower.ir.attributes`, a type, or a plain `bool`, `str`, `int` (i64) or `float` (f64).
       dialect: the dialect whose dimension numbers and handles are meant; that of the operation.
 
     Example:
@@ -98,7 +97,9 @@ def _op(op: Op, indent: str, full: bool) -> str:
     results = f"{_values(op.results)} = " if op.results else ""
     regions = ""
     if op.regions:
-        ends = "mhlo.return" if dialect == "mhlo" else "sdy.return" if op.name.startswith("sdy.") else "stablehlo.return"
+        ends = (
+            "mhlo.return" if dialect == "mhlo" else "sdy.return" if op.name.startswith("sdy.") else "stablehlo.return"
+        )
         drawn = [_region(region, indent, ends) if full else "{...}" for region in op.regions]
         regions = f" ({', '.join(drawn)})"
     attributes = _attributes(op.attributes, " ", dialect, full)
@@ -172,7 +173,7 @@ def _key(name: str) -> str:
 
 
 def _symbol(name: str) -> str:
-    return f"@{name}" if _SYMBOL.fullmatch(name) else f"@{_string(name)}"
+    return f"@{name}" if _BARE.fullmatch(name) else f"@{_string(name)}"
 
 
 def _string(text: str) -> str:
@@ -219,10 +220,8 @@ def _dense(dense: DenseElements, dialect: str) -> str:
         return f"dense<> : {type_}"
     if dense.is_splat or array.size == 1:
         return f"dense<{_element(array.reshape(-1)[0], element)}> : {type_}"
-    raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    # A list of equal elements would come back as a splat.
-    if array.size > _AS_DECIMALS or not (array.reshape(-1)[1:].tobytes() != array.reshape(-1)[:-1].tobytes()):
-        return f'dense<"0x{raw.tobytes().hex().upper()}"> : {type_}'
+    if array.size > _AS_DECIMALS:
+        return f'dense<"0x{array.tobytes().hex().upper()}"> : {type_}'
     return f"dense<{_nested(array, element)}> : {type_}"
 
 
@@ -280,7 +279,9 @@ def _conv(numbers: ConvDimensionNumbers, dialect: str) -> str:
             numbers.kernel_output_feature_dimension,
             "io",
         ),
-        labels(numbers.output_spatial_dimensions, numbers.output_batch_dimension, numbers.output_feature_dimension, "bf"),
+        labels(
+            numbers.output_spatial_dimensions, numbers.output_batch_dimension, numbers.output_feature_dimension, "bf"
+        ),
     )
     return f"#{dialect}.conv<{sides[0]}x{sides[1]}->{sides[2]}>"
 

@@ -5,6 +5,7 @@ Spec: "Types" of the StableHLO specification. Everything is frozen and hashable,
 
 import dataclasses
 import functools
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -101,7 +102,8 @@ class TensorType:
       'tensor<2x?xf32>'
     """
 
-    shape: tuple[int | None, ...]
+    # A size may be None; `int | Any` says so without asking every rule, which meets known sizes, for a check.
+    shape: tuple[int | Any, ...]
     element: str | QuantizedElement
     bounds: tuple[int | None, ...] | None = None
 

@@ -18,10 +18,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from unlower._jax_compat import CHOLESKY_READS_A_TRIANGLE
+
 __all__ = [
     "adjoint",
     "cholesky",
-    "eig",
+    "eigenvalues",
+    "eigenvectors",
     "eigh",
     "hermitian",
     "householder_multiply",
@@ -109,12 +112,16 @@ def _over_batch(function: Callable[..., Any], batch_dimensions: int) -> Callable
 
 
 def cholesky(factor: Array, a_dot: Array, *, lower: bool) -> Array:
-    """Returns the tangent of the factor's triangle; only the same triangle of `a_dot` is read."""
+    """Returns the tangent of the factor's triangle.
+
+    As JAX, it reads only the same triangle of `a_dot`; JAX before 0.11 takes `a_dot` to be Hermitian.
+    """
     if not lower:
         return adjoint(cholesky(adjoint(factor), adjoint(a_dot), lower=True))
     left = triangle(factor, lower=True)
     solve = functools.partial(lax.linalg.triangular_solve, left, lower=True)
-    inner = solve(hermitian(a_dot, lower=True), left_side=False, transpose_a=True, conjugate_a=True)
+    moved = hermitian(a_dot, lower=True) if CHOLESKY_READS_A_TRIANGLE else a_dot
+    inner = solve(moved, left_side=False, transpose_a=True, conjugate_a=True)
     inner = triangle(solve(inner, left_side=True), lower=True)
     halved = lax.full_like(inner, 1) + _eye_like(inner)
     return matmul(left, inner / halved)
@@ -283,13 +290,16 @@ def _householder_multiply(a: Array, taus: Array, c: Array, *, left: bool, transp
 # --- eigenvalues and singular values
 
 
-def eigh(v: Array, w: Array, a_dot: Array, *, lower: bool) -> tuple[Array, Array]:
-    """Returns the tangents of eigenvectors and eigenvalues of a Hermitian matrix with distinct eigenvalues."""
+def eigh(v: Array, w: Array, a_dot: Array) -> tuple[Array, Array]:
+    """Returns the tangents of eigenvectors and eigenvalues of a Hermitian matrix with distinct eigenvalues.
+
+    As JAX, it takes `a_dot` to be Hermitian too.
+    """
     identity = _eye_like(v)
     values = w.astype(v.dtype)
     gaps = _as_rows(values, v) - _as_columns(values, v)
     inverse = lax.integer_pow(gaps + identity, -1) - identity
-    rotated = matmul(matmul(adjoint(v), hermitian(a_dot, lower=lower)), v)
+    rotated = matmul(matmul(adjoint(v), a_dot), v)
     return matmul(v, inverse * rotated), _diagonal(_real(rotated))
 
 
@@ -321,15 +331,25 @@ def svd(s: Array, u: Array, vt: Array, a_dot: Array) -> tuple[Array, Array, Arra
     return s_dot, u_dot, adjoint(v_dot)
 
 
-def eig(w: Array, v: Array, a_dot: Array) -> tuple[Array, Array]:
-    """Returns the tangents of eigenvalues and right eigenvectors of a general matrix with distinct eigenvalues.
+def eigenvalues(v: Array, a_dot: Array) -> Array:
+    """Returns the tangents of the eigenvalues of a general matrix, distinct ones, whose right eigenvectors are `v`."""
+    return _diagonal(_rotated(v, a_dot))
+
+
+def _rotated(v: Array, a_dot: Array) -> Array:
+    return jnp.linalg.solve(v, matmul(a_dot.astype(v.dtype), v))
+
+
+def eigenvectors(w: Array, v: Array, a_dot: Array) -> Array:
+    """Returns the tangents of the right eigenvectors of a general matrix with distinct eigenvalues `w`.
 
     The vectors' lengths and phases are LAPACK's: the norm is 1 and the largest component is real.
     """
+    if v.size == 0:
+        return v
     identity = _eye_like(v)
     inverse = lax.reciprocal(identity + _as_rows(w, v) - _as_columns(w, v)) - identity
-    rotated = jnp.linalg.solve(v, matmul(a_dot.astype(v.dtype), v))
-    free = matmul(v, inverse * rotated)
+    free = matmul(v, inverse * _rotated(v, a_dot))
     rows = v.ndim - 2
     largest = lax.argmax(lax.abs(v), axis=rows, index_dtype=np.int32)
     here = lax.broadcasted_iota(np.dtype(np.int32), v.shape, rows) == _as_rows(largest, v)
@@ -340,4 +360,4 @@ def eig(w: Array, v: Array, a_dot: Array) -> tuple[Array, Array]:
 
     length = lax.real(total(lax.conj(v) * free))
     turn = lax.imag(total(mask * free)) / lax.real(total(mask * v))
-    return _diagonal(rotated), free + v * _as_rows(lax.complex(-length, -turn), v)
+    return free + v * _as_rows(lax.complex(-length, -turn), v)

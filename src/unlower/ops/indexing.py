@@ -3,13 +3,12 @@
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 from jax import Array, lax
 
 from unlower._jax_compat import primitives
-from unlower.errors import RuleError
 from unlower.ir.attributes import GatherDimensionNumbers, IntArray
 from unlower.ir.module import Op
+from unlower.ops.dynamic_shape import known_integers
 from unlower.ops.reemit import Call, equivalent, reemit, types_of
 from unlower.ops.rule import op_rule
 from unlower.ops.scatter import last_index_vector
@@ -93,9 +92,7 @@ def dynamic_gather(
 
     Spec: `dynamic_gather`.
     """
-    if not isinstance(slice_sizes, np.ndarray):
-        raise RuleError("the slice sizes of a dynamic_gather depend on data", mend="they must follow from shapes and constants")
-    sizes = IntArray(map(int, slice_sizes))
+    sizes = IntArray(known_integers(op, "slice size", slice_sizes))
     return gather(
         op,
         operand,

@@ -9,7 +9,7 @@ from jax import lax
 
 from unlower._jax_compat import eval_closed_jaxpr, max_identity, min_identity, open_closed_jaxpr, primitives
 
-__all__ = ["Monoid", "elementwise", "find_monoid", "is_identity"]
+__all__ = ["Monoid", "elementwise", "find_monoid", "is_identity", "promote"]
 
 
 class Monoid(NamedTuple):
@@ -63,6 +63,18 @@ def is_identity(monoid: Monoid, value: Any) -> bool:
     if not isinstance(value, np.ndarray) or value.shape != ():
         return False
     return monoid.identity(value.dtype).tobytes() == value.tobytes()
+
+
+def promote(region: Any, captured: int, operands: Sequence[Any]) -> list[Any]:
+    """Converts operands to the types that a region's arguments have.
+
+    The specification lets a region compute in wider types than its operands have; XLA does not.
+    """
+    wanted = [aval.dtype for aval in region.in_avals[captured:]]
+    return [
+        x if x.dtype == dtype else lax.convert_element_type(x, dtype)
+        for x, dtype in zip(operands, wanted[: len(operands)], strict=True)
+    ]
 
 
 def elementwise(region: Any, captures: Sequence[Any]) -> Callable[..., tuple[Any, ...]]:

@@ -1,7 +1,7 @@
 """Reductions over whole dimensions, and `map`."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -11,7 +11,7 @@ from jax import Array, lax
 from unlower._jax_compat import primitives, traced_params
 from unlower.ir.attributes import IntArray
 from unlower.ir.module import Op
-from unlower.ops.monoids import elementwise, find_monoid, is_identity
+from unlower.ops.monoids import elementwise, find_monoid, is_identity, promote
 from unlower.ops.reemit import Call, batch_by_loop, batching_rule, equivalent, materialize_batch, reemit, types_of
 from unlower.ops.rule import Subprogram, op_rule
 
@@ -37,9 +37,9 @@ def reduce(op: Op, *operands: Array, dimensions: IntArray, body: Subprogram) -> 
     """
     region = body.jaxpr()
     count = len(operands) // 2
+    operands = (*promote(region, len(body.captures), operands[:count]), *operands[count:])
     monoid = find_monoid(region) if count == 1 else None
-    # Operands may be narrower than what accumulates, e.g. bf16 summed in f32; the primitives know one type only.
-    if monoid is not None and is_identity(monoid, operands[1]) and operands[0].dtype == operands[1].dtype:
+    if monoid is not None and is_identity(monoid, operands[1]):
         return (_reduce_monoid(monoid.name, operands[0], dimensions),)
     shape = tuple(n for i, n in enumerate(operands[0].shape) if i not in dimensions)
     types = types_of(op, *[shape] * count)
@@ -68,31 +68,29 @@ def _reduce_equivalent(call: Call, *operands: Any) -> tuple[Any, ...]:
     (region,), dimensions = call.regions, tuple(call.attributes["dimensions"])
     monoid = find_monoid(region, ordered=False) if len(inputs) == 1 else None
     if monoid is None:
-        return reduce_by_tree(region, captures, inputs, inits, dimensions)
-    whole = _reduce_monoid(monoid.name, lax.convert_element_type(inputs[0], inits[0].dtype), dimensions)
+        return _reduce_any(region, captures, inputs, inits, dimensions)
+    whole = _reduce_monoid(monoid.name, inputs[0], dimensions)
     return elementwise(region, captures)(lax.broadcast(inits[0], whole.shape), whole)
 
 
-def reduce_by_tree(
+def _reduce_any(
     region: Any, captures: Sequence[Any], inputs: Sequence[Any], inits: Sequence[Any], dimensions: Sequence[int]
 ) -> tuple[Any, ...]:
-    """Reduces with any region by combining neighbors until one is left, then the initial values with that.
-
-    Neighbors keep their order, so the region need be associative but not commutative.
-    """
-    rank = inputs[0].ndim
-    kept = [i for i in range(rank) if i not in dimensions]
+    kept = [i for i in range(inputs[0].ndim) if i not in dimensions]
     shape = tuple(inputs[0].shape[i] for i in kept)
-    length, width = int(np.prod([inputs[0].shape[i] for i in dimensions], dtype=np.int64)), int(np.prod(shape))
-    combine = elementwise(region, captures)
-    starts = [lax.broadcast(init, shape) for init in inits]
-    if length == 0:
-        return tuple(starts)
+    length = int(np.prod([inputs[0].shape[i] for i in dimensions], dtype=np.int64))
     order = (*sorted(dimensions), *kept)
-    rows = [
-        lax.reshape(lax.transpose(lax.convert_element_type(x, init.dtype), order), (length, width))
-        for x, init in zip(inputs, inits, strict=True)
-    ]
+    rows = [lax.reshape(lax.transpose(x, order), (length, *shape)) for x in inputs]
+    return reduce_by_tree(elementwise(region, captures), [lax.broadcast(init, shape) for init in inits], rows)
+
+
+def reduce_by_tree(combine: Callable[..., Any], starts: Sequence[Any], rows: Sequence[Any]) -> tuple[Any, ...]:
+    """Reduces arrays along their first dimension by combining neighbors until one is left, then `starts` with that.
+
+    Neighbors keep their order, so `combine` need be associative but not commutative.
+    """
+    if rows[0].shape[0] == 0:
+        return tuple(starts)
     while (count := rows[0].shape[0]) > 1:
         even = count - count % 2
         pairs = combine(
@@ -100,7 +98,7 @@ def reduce_by_tree(
         )
         rest = [lax.slice_in_dim(row, even, count) for row in rows]
         rows = [lax.concatenate(both, 0) if count % 2 else both[0] for both in zip(pairs, rest, strict=True)]
-    return combine(*starts, *[lax.reshape(row, shape) for row in rows])
+    return tuple(combine(*starts, *[lax.squeeze(row, (0,)) for row in rows]))
 
 
 @batching_rule("stablehlo.reduce")

@@ -11,7 +11,7 @@ from jax import Array, lax
 from unlower._jax_compat import open_closed_jaxpr, primitives, traced_params
 from unlower.ir.attributes import ScatterDimensionNumbers
 from unlower.ir.module import Op
-from unlower.ops.monoids import elementwise, find_monoid
+from unlower.ops.monoids import elementwise, find_monoid, promote
 from unlower.ops.reemit import (
     Call,
     batch_by_loop,
@@ -48,26 +48,21 @@ def scatter(
 
     Spec: `scatter`. A window that reaches out of bounds is left out, which `lax` calls `FILL_OR_DROP`.
     """
-    region = update_computation.jaxpr()
-    kind = _kind(region)
-    numbers = scatter_dimension_numbers
-    if len(operands) == 3 and kind is not None and numbers.index_vector_dim == operands[1].ndim - 1:
-        operand, indices, updates = operands
-        if operand.dtype == updates.dtype == region.in_avals[0].dtype:
-            params = _params(kind, operand.dtype) | {
-                "dimension_numbers": lax_numbers(numbers),
-                "indices_are_sorted": indices_are_sorted,
-                "unique_indices": unique_indices,
-                "mode": lax.GatherScatterMode.FILL_OR_DROP,
-            }
-            return (_SCATTERS[kind][0].bind(operand, indices, updates, **params),)
+    region, captures = update_computation.jaxpr(), update_computation.captures
+    count = len(operands) // 2
+    indices = operands[count]
+    arrays = promote(region, len(captures), [*operands[:count], *operands[count + 1 :]])
+    numbers, kind = scatter_dimension_numbers, _kind(region)
+    if count == 1 and kind is not None and numbers.index_vector_dim == indices.ndim - 1:
+        return (_lax_scatter(kind, arrays[0], indices, arrays[1], numbers, indices_are_sorted, unique_indices),)
     attributes = {
         "scatter_dimension_numbers": numbers,
         "indices_are_sorted": indices_are_sorted,
         "unique_indices": unique_indices,
     }
-    types = types_of(op, *[operand.shape for operand in operands[: len(operands) // 2]])
-    return reemit(op.name, operands, types, attributes, [region], [update_computation.captures])
+    types = types_of(op, *[x.shape for x in arrays[:count]])
+    operands = (*arrays[:count], indices, *arrays[count:])
+    return reemit(op.name, operands, types, attributes, [region], [captures])
 
 
 def _kind(region: Any) -> str | None:
@@ -84,6 +79,24 @@ def _params(kind: str, dtype: np.dtype) -> dict[str, Any]:
     numbers = lax.ScatterDimensionNumbers((), (0,), (0,))
     structs = [jax.ShapeDtypeStruct((1,), dtype), jax.ShapeDtypeStruct((1,), np.int32), jax.ShapeDtypeStruct((), dtype)]
     return traced_params(lambda x, i, u: _SCATTERS[kind][1](x, i, u, numbers), *structs)
+
+
+def _lax_scatter(
+    kind: str,
+    operand: Any,
+    indices: Any,
+    updates: Any,
+    numbers: ScatterDimensionNumbers,
+    indices_are_sorted: bool,
+    unique_indices: bool,
+) -> Any:
+    params = _params(kind, np.dtype(operand.dtype)) | {
+        "dimension_numbers": lax_numbers(numbers),
+        "indices_are_sorted": indices_are_sorted,
+        "unique_indices": unique_indices,
+        "mode": lax.GatherScatterMode.FILL_OR_DROP,
+    }
+    return _SCATTERS[kind][0].bind(operand, indices, updates, **params)
 
 
 def lax_numbers(numbers: ScatterDimensionNumbers) -> lax.ScatterDimensionNumbers:
@@ -112,14 +125,9 @@ def _scatter_equivalent(call: Call, *operands: Any) -> tuple[Any, ...]:
     (region,), numbers = call.regions, call.attributes["scatter_dimension_numbers"]
     indices = last_index_vector(indices, numbers.index_vector_dim)
     kind = _kind(region) if count == 1 else None
-    if kind is not None and inputs[0].dtype == updates[0].dtype:
-        params = _params(kind, np.dtype(inputs[0].dtype)) | {
-            "dimension_numbers": lax_numbers(numbers),
-            "indices_are_sorted": call.attributes["indices_are_sorted"],
-            "unique_indices": call.attributes["unique_indices"],
-            "mode": lax.GatherScatterMode.FILL_OR_DROP,
-        }
-        return (_SCATTERS[kind][0].bind(inputs[0], indices, updates[0], **params),)
+    if kind is not None:
+        flags = call.attributes["indices_are_sorted"], call.attributes["unique_indices"]
+        return (_lax_scatter(kind, inputs[0], indices, updates[0], numbers, *flags),)
     return scatter_by_loop(region, captures, inputs, indices, updates, lax_numbers(numbers))
 
 

@@ -9,11 +9,11 @@ import jax
 import numpy as np
 from jax import Array, lax
 
-from unlower._jax_compat import open_closed_jaxpr, primitives, traced_params
-from unlower.errors import RuleError
+from unlower._jax_compat import eval_closed_jaxpr, primitives, traced_params
 from unlower.ir.attributes import Int
 from unlower.ir.module import Op
 from unlower.ir.types import TensorType, element_of_dtype
+from unlower.ops.dynamic_shape import known_integers
 from unlower.ops.reemit import (
     Call,
     batch_by_loop,
@@ -64,10 +64,7 @@ def top_k(
     is_stable: bool = True,
     call_target_name: str | None = None,
     mhlo_attributes: Mapping[str, Any] | None = None,
-    api_version: Any = None,
-    backend_config: Any = None,
-    called_computations: Any = (),
-    has_side_effect: bool = False,
+    **_: Any,
 ) -> tuple[Array, Array]:
     """Returns the k largest elements of the last dimension, largest first, and their positions.
 
@@ -86,12 +83,8 @@ def top_k_of_cpu(
     op: Op,
     operand: Array,
     *,
-    call_target_name: str,
-    api_version: Any = None,
-    backend_config: Any = None,
-    called_computations: Any = (),
-    has_side_effect: bool = False,
     regions: Sequence[Subprogram] = (),
+    **_: Any,
 ) -> tuple[Array, Array]:
     """Returns the k largest elements of the last dimension and their positions, as XLA's CPU backend calls it.
 
@@ -108,33 +101,22 @@ def dynamic_top_k(
     operand: Array,
     k: Array,
     *result_shapes: Array,
-    call_target_name: str,
     is_stable: bool = True,
-    api_version: Any = None,
-    backend_config: Any = None,
-    called_computations: Any = (),
-    has_side_effect: bool = False,
-    indices_of_shape_operands: Any = None,
+    **_: Any,
 ) -> tuple[Array, Array]:
     """Returns the k largest elements of the last dimension and their positions, k being an operand.
 
     JAX: `lax.top_k` under shape polymorphism. k must be known while tracing.
     """
-    return _largest(jax.numpy.asarray(operand), _known(k), is_stable)
-
-
-def _known(k: Any) -> int:
-    if not isinstance(k, np.ndarray | np.generic):
-        raise RuleError("the k of a dynamic top_k depends on data", mend="it must follow from shapes and constants")
-    return int(k)
+    (size,) = known_integers(op, "k", k)
+    return _largest(jax.numpy.asarray(operand), size, is_stable)
 
 
 def _is_descending(comparator: Any) -> bool:
     """Whether a comparator puts the larger first, told by running it on one and zero."""
-    kinds = [aval.dtype for aval in open_closed_jaxpr(comparator).invars for aval in [aval.aval]]
-    values = [np.array(i == 0).astype(dtype) for i, dtype in enumerate(kinds)]
+    values = [np.array(i == 0).astype(aval.dtype) for i, aval in enumerate(comparator.in_avals)]
     with jax.ensure_compile_time_eval():
-        (first,) = jax.core.jaxpr_as_fun(comparator)(*values)
+        (first,) = eval_closed_jaxpr(comparator, *values)
     return bool(first)
 
 
@@ -157,13 +139,8 @@ def _with_config(attributes: Mapping[str, Any], **changes: Any) -> dict[str, Any
 def approx_top_k(
     op: Op,
     *operands: Array,
-    call_target_name: str,
-    called_computations: Any,
-    api_version: Any = None,
-    backend_config: Any = None,
-    mhlo_backend_config: Any = None,
-    has_side_effect: bool = False,
     regions: Sequence[Subprogram],
+    **_: Any,
 ) -> tuple[Array, ...]:
     """Returns about the first k elements along a dimension, in the order of the comparator that it names.
 
@@ -171,24 +148,29 @@ def approx_top_k(
     each. Where the module was made for a TPU, `lax` finds the form for the platform at hand.
     """
     config = _config(op.attributes)
-    dimension = int(config["reduction_dim"])
-    comparator = regions[0].jaxpr()
     if not config.get("is_fallback", False):
-        values, places = primitives.approx_top_k_p.bind(
-            operands[0],
-            k=int(config["top_k"]),
-            reduction_dimension=dimension,
-            recall_target=float(config["recall_target"]),
-            is_max_k=_is_descending(comparator),
-            reduction_input_size_override=int(config["reduction_input_size_override"]),
-            aggregate_to_topk=bool(config["aggregate_to_topk"]),
-        )
-        return values, take_along(operands[1], places, dimension)
+        return _lax_approx(operands[0], operands[1], int(config["top_k"]), config, regions[0])
     kept = ("call_target_name", "called_computations", "api_version", "backend_config", "mhlo.backend_config")
     attributes = {name: value for name, value in op.attributes.items() if name in kept}
     shape = list(operands[0].shape)
-    shape[dimension] = int(config["top_k"])
-    return reemit(op.name, operands, types_of(op, shape, shape), attributes, [comparator])
+    shape[int(config["reduction_dim"])] = int(config["top_k"])
+    return reemit(op.name, operands, types_of(op, shape, shape), attributes, [regions[0].jaxpr()])
+
+
+def _lax_approx(
+    operand: Any, positions: Any, k: int, config: Mapping[str, Any], comparator: Subprogram
+) -> tuple[Any, Any]:
+    dimension = int(config["reduction_dim"])
+    values, places = primitives.approx_top_k_p.bind(
+        operand,
+        k=k,
+        reduction_dimension=dimension,
+        recall_target=float(config["recall_target"]),
+        is_max_k=_is_descending(comparator.jaxpr()),
+        reduction_input_size_override=int(config["reduction_input_size_override"]),
+        aggregate_to_topk=bool(config["aggregate_to_topk"]),
+    )
+    return values, take_along(positions, places, dimension)
 
 
 @op_rule("stablehlo.dynamic_approx_top_k", specialize=True)
@@ -200,30 +182,15 @@ def dynamic_approx_top_k(
     nowhere: Array,
     k: Array,
     *result_shapes: Array,
-    call_target_name: str,
-    called_computations: Any,
-    api_version: Any = None,
-    backend_config: Any = None,
-    mhlo_backend_config: Any = None,
-    has_side_effect: bool = False,
-    indices_of_shape_operands: Any = None,
     regions: Sequence[Subprogram],
+    **_: Any,
 ) -> tuple[Array, ...]:
     """Returns about the first k elements along a dimension, k being an operand.
 
     JAX: `lax.approx_max_k` under shape polymorphism. k must be known while tracing.
     """
-    config = _config(op.attributes)
-    values, places = primitives.approx_top_k_p.bind(
-        jax.numpy.asarray(operand),
-        k=_known(k),
-        reduction_dimension=int(config["reduction_dim"]),
-        recall_target=float(config["recall_target"]),
-        is_max_k=_is_descending(regions[0].jaxpr()),
-        reduction_input_size_override=int(config["reduction_input_size_override"]),
-        aggregate_to_topk=bool(config["aggregate_to_topk"]),
-    )
-    return values, take_along(positions, places, int(config["reduction_dim"]))
+    (size,) = known_integers(op, "k", k)
+    return _lax_approx(jax.numpy.asarray(operand), positions, size, _config(op.attributes), regions[0])
 
 
 @batching_rule("ApproxTopK")

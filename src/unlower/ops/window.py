@@ -15,7 +15,7 @@ from unlower._jax_compat import primitives
 from unlower.ir.attributes import DenseElements, IntArray
 from unlower.ir.module import Op
 from unlower.ir.types import TensorType
-from unlower.ops.monoids import elementwise, find_monoid
+from unlower.ops.monoids import elementwise, find_monoid, promote
 from unlower.ops.reduction import reduce_by_tree, split_operands
 from unlower.ops.reemit import Call, batch_by_loop, batching_rule, equivalent, materialize_batch, reemit, types_of
 from unlower.ops.rule import Subprogram, op_rule
@@ -102,7 +102,8 @@ def reduce_window(
 ) -> tuple[Array, ...]:
     """Reduces each window of the (dilated, padded) operands with `body`, starting from the initial values.
 
-    Spec: `reduce_window`. Padding and holes hold the initial values.
+    Spec: `reduce_window`. Padding and holes hold the initial values, which makes a difference only where those are no
+    identity of `body`; XLA leaves padding and holes out, and so do the derivatives.
     """
     attributes = _present(
         window_dimensions=window_dimensions,
@@ -112,8 +113,10 @@ def reduce_window(
         padding=padding,
     )
     region = body.jaxpr()
+    count = len(operands) // 2
+    operands = (*promote(region, len(body.captures), operands[:count]), *operands[count:])
     shape = _Window.of(attributes).result_shape(operands[0].shape)
-    types = types_of(op, *[shape] * (len(operands) // 2))
+    types = types_of(op, *[shape] * count)
     return reemit(op.name, operands, types, attributes, [region], [body.captures])
 
 
@@ -128,17 +131,12 @@ _WINDOW_REDUCERS = {
 def _reduce_window_equivalent(call: Call, *operands: Any) -> tuple[Any, ...]:
     inputs, inits, captures = split_operands(call, operands)
     (region,), window = call.regions, _Window.of(call.attributes)
-    inputs = [lax.convert_element_type(x, init.dtype) for x, init in zip(inputs, inits, strict=True)]
     combine = elementwise(region, captures)
     shape = call.result_types[0].shape
     starts = [lax.broadcast(init, shape) for init in inits]
     monoid = find_monoid(region, ordered=False) if len(inputs) == 1 else None
     if monoid is not None and monoid.name == "sum":
-        # The initial value counts once, and once more for each element of padding and each hole.
-        ones = lax.full_like(inputs[0], 1)
-        holes = lax.sub(lax.full(shape, int(np.prod(window.sizes)), ones.dtype), _lax_window("sum", ones, window))
-        total = _lax_window("sum", inputs[0], window)
-        return (lax.add(total, lax.mul(starts[0], lax.add(holes, lax.full_like(holes, 1)))),)
+        return combine(*starts, _lax_window("sum", inputs[0], window))
     scanned = window.scan_axis(inputs[0].shape)
     if scanned is not None:
         return combine(*starts, *_scan(combine, inputs, *scanned))
@@ -147,7 +145,23 @@ def _reduce_window_equivalent(call: Call, *operands: Any) -> tuple[Any, ...]:
     if monoid is not None and monoid.name in ("max", "min") and not dilated:
         return combine(*starts, _lax_window(monoid.name, inputs[0], window))
     patches = [_patches(lax.pad(x, init, window.pads), window) for x, init in zip(inputs, inits, strict=True)]
-    return reduce_by_tree(region, captures, patches, inits, (0,))
+    inside = _patches(lax.pad(lax.full(inputs[0].shape, True), np.False_, window.pads), window)
+    true = lax.full(shape, True)
+    *results, _ = reduce_by_tree(_skipping(combine), [*starts, true], [*patches, inside])
+    return tuple(results)
+
+
+def _skipping(combine: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns `combine` on arrays that come with a mask, for which what the mask leaves out is not there."""
+
+    def combined(*both: Any) -> list[Any]:
+        (*left, known_left), (*right, known_right) = both[: len(both) // 2], both[len(both) // 2 :]
+        either = [lax.select(known_left, x, y) for x, y in zip(left, right, strict=True)]
+        known = lax.bitwise_and(known_left, known_right)
+        results = [lax.select(known, x, y) for x, y in zip(combine(*left, *right), either, strict=True)]
+        return [*results, lax.bitwise_or(known_left, known_right)]
+
+    return combined
 
 
 def _lax_window(name: str, operand: Any, window: _Window) -> Any:
@@ -231,6 +245,8 @@ def select_and_scatter(
     attributes = _present(window_dimensions=window_dimensions, window_strides=window_strides, padding=padding)
     regions = [select.jaxpr(), scatter.jaxpr()]
     captures = [select.captures, scatter.captures]
+    (operand,) = promote(regions[0], len(captures[0]), [operand])
+    source, init_value = promote(regions[1], len(captures[1]), [source, init_value])
     types = types_of(op, operand.shape)
     return reemit(op.name, [operand, source, init_value], types, attributes, regions, captures)[0]
 

@@ -3,10 +3,10 @@
 Every step preserves values, and the order of operations with effects:
 
 - the region of a `mhlo.fusion` is put in its place;
-- `stablehlo.tuple` and `get_tuple_element` disappear: a tuple-typed value becomes its leaves, so that a custom call with a
-  tuple result has several results, and a function with tuple arguments has more arguments;
-- `async_start` becomes what it wraps, in place (a `func.call` where that is a function); `async_update` and `async_done` pass
-  its results on.
+- `stablehlo.tuple` and `get_tuple_element` disappear: a tuple-typed value becomes its leaves, so that a custom call
+  with a tuple result has several results, and a function with tuple arguments has more arguments;
+- `async_start` becomes what it wraps, in place (a `func.call` where that is a function); `async_update` and
+  `async_done` pass its results on.
 """
 
 import dataclasses
@@ -180,7 +180,9 @@ class _Rewriter:
         if operands == op.operands and results == op.results and not regions:
             return op
         attributes = op.attributes
-        if "output_operand_aliases" in attributes and len(operands) + len(results) != len(op.operands) + len(op.results):
+        if "output_operand_aliases" in attributes and len(operands) + len(results) != len(op.operands) + len(
+            op.results
+        ):
             aliases = tuple([flat for a in attributes["output_operand_aliases"] for flat in self._flat_aliases(op, a)])
             attributes = {**attributes, "output_operand_aliases": aliases}
         return Op(op.name, operands, results, attributes, regions, op.location)

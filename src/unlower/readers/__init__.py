@@ -1,0 +1,1 @@
+"""Bytes, text and live objects -> `ir.Module`: one file for each format; `detect.read` picks one by content."""

@@ -44,7 +44,7 @@ def dense_from_attribute(attribute: Any, type_: TensorType) -> DenseElements:
 
 
 def dense_from_text(text: str, type_: TensorType) -> DenseElements:
-    """Decodes the printed form of a `dense<...>` attribute, which is exact: decimals round-trip, the rest is hexadecimal."""
+    """Decodes the printed form of a `dense<...>` attribute, which is exact: decimals round-trip, the rest is bits."""
     body = text[text.index("dense<") + 6 : text.rindex(">", 0, text.rindex(" : "))]
     splat = not body.startswith("[") and not body.startswith('"') and bool(type_.shape)
     if body.startswith('"0x'):
@@ -80,11 +80,12 @@ def _narrow(values: np.ndarray, type_: TensorType) -> np.ndarray:
 def _from_tokens(tokens: list[str], type_: TensorType) -> np.ndarray:
     element = str(type_.element)
     if element.startswith(("i", "ui")):
-        values = [{"true": 1, "false": 0}.get(t) if t in ("true", "false") else int(t, 0) for t in tokens]
+        words = {"true": 1, "false": 0}
+        values = [words[token] if token in words else int(token, 0) for token in tokens]
         if element in ("i1", "i2", "i4", "ui2", "ui4"):
             return _narrow(np.array(values, np.int64), type_)
         mask = (1 << 8 * type_.dtype.itemsize) - 1
-        bits = np.array([v & mask for v in values], np.uint64)  # pyright: ignore[reportOperatorIssue]
+        bits = np.array([v & mask for v in values], np.uint64)
         return bits.astype(f"u{type_.dtype.itemsize}").view(type_.dtype)
     if element.startswith("complex<"):
         part = TensorType((len(tokens),), element[8:-1])

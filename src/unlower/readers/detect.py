@@ -1,7 +1,7 @@
 """Finds the reader for a source, by content and never by name.
 
-A new format is one line in `FORMATS` (bytes) or `LIVE` (objects); what looks like a program but is none that can be read is one
-line in `FOREIGN`, so that the error says what the file is and what to do with it.
+A new format is one line in `FORMATS` (bytes) or `LIVE` (objects); what looks like a program but is none that can be
+read is one line in `FOREIGN`, so that the error says what the file is and what to do with it.
 """
 
 import gzip
@@ -124,10 +124,10 @@ def read(source: Any, *, elided: str | Mapping[str, Any] | None = None) -> Modul
     """Reads a program.
 
     Args:
-      source: a path; the bytes or the text of a module; a `jax.stages.Lowered`, `jax.export.Exported` or MLIR module. A `str`
-        is text if it holds a line break or starts as a module does, and a path otherwise.
-      elided: what stands for constants whose values the file left out: None refuses them, `"zeros"` puts zeros, a mapping
-        gives an array for each name.
+      source: a path; the bytes or the text of a module; a `jax.stages.Lowered`, `jax.export.Exported` or MLIR module.
+        A `str` is text if it holds a line break or starts as a module does, and a path otherwise.
+      elided: what stands for constants whose values the file left out: None refuses them, `"zeros"` puts zeros, a
+        mapping gives an array for each name.
 
     Raises:
       FormatError: damaged, elided or foreign input; the message says what it is and what to do.
@@ -171,8 +171,8 @@ def source_bytes(source: Any) -> bytes:
     if isinstance(source, bytes | bytearray | memoryview):
         return _gunzip(bytes(source))
     raise TypeError(
-        f"cannot load a {type(source).__module__}.{type(source).__qualname__}: a path, bytes, text, jax.stages.Lowered, "
-        "jax.export.Exported or an MLIR module is expected"
+        f"cannot load a {type(source).__module__}.{type(source).__qualname__}: a path, bytes, text, "
+        "jax.stages.Lowered, jax.export.Exported or an MLIR module is expected"
     )
 
 
@@ -200,7 +200,11 @@ def _read_bytes(data: bytes, elision: Elision) -> Module:
         if foreign.matches(data):
             raise FormatError(f"this is {foreign.name}, not an XLA program", mend=foreign.mend)
     start = first_token(data, 40)
-    kind = "text, but neither an HLO nor a StableHLO module" if _is_text(data[:4096]) else "no XLA program in a known format"
+    kind = (
+        "text, but neither an HLO nor a StableHLO module"
+        if _is_text(data[:4096])
+        else "no XLA program in a known format"
+    )
     raise FormatError(f"this is {kind}", where=f"it starts with {start!r}", mend=_EXPORT_HINT)
 
 

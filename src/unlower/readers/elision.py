@@ -1,8 +1,8 @@
 """Constants whose values the file left out: found, refused by name, or filled in.
 
-XLA prints a large array as `constant({...})`, and its own parser reads that back without a word, as garbage. MLIR prints
-`dense_resource<__elided__>`, which parses too. Protos can hold literals without payload. Each kind is marked before the file
-is parsed; what becomes of the marks is decided here.
+XLA prints a large array as `constant({...})`, and its own parser reads that back without a word, as garbage. MLIR
+prints `dense_resource<__elided__>`, which parses too. Protos can hold literals without payload. Each kind is marked
+before the file is parsed; what becomes of the marks is decided here.
 """
 
 import re
@@ -84,8 +84,8 @@ class Elision:
             raise FormatError(
                 f"the values of {count} constant{'s were' if count > 1 else ' was'} left out of the file",
                 where=listed,
-                mend='write the file with its constants (as a proto, or with XLA_FLAGS=--xla_dump_large_constants), or pass '
-                'elided="zeros" or elided={name: array}',
+                mend="write the file with its constants (as a proto, or with XLA_FLAGS=--xla_dump_large_constants), "
+                'or pass elided="zeros" or elided={name: array}',
             )
 
 

@@ -1,13 +1,12 @@
 """HLO protos -> `ir.Module`: HloModuleProto, and the messages that wrap one.
 
-The wrappers are told apart by the wire format alone. An HloModuleProto has a string in field 1 (name), a string in field 2
-(entry computation) and messages in field 3 (computations); HloProto and HloUnoptimizedSnapshot hold a module in field 1, and
-HloSnapshot an HloProto in field 1.
+The wrappers are told apart by the wire format alone. An HloModuleProto has a string in field 1 (name), a string in
+field 2 (entry computation) and messages in field 3 (computations); HloProto and HloUnoptimizedSnapshot hold a module in
+field 1, and HloSnapshot an HloProto in field 1.
 """
 
-from unlower._jax_compat import convert_hlo_to_stablehlo
+from unlower._jax_compat import convert_hlo_to_stablehlo, new_mlir_context
 from unlower._jax_compat import mlir_ir as ir
-from unlower._jax_compat import new_mlir_context
 from unlower.errors import FormatError
 from unlower.ir.module import Module
 from unlower.readers.elision import ELIDED_TARGET, Elision

@@ -32,7 +32,7 @@ def read_hlo_text(data: bytes, elision: Elision) -> Module:
     """
     text = mark_hlo_text(decode_utf8(data))
     if _LAYOUT.search(text) and not _ENTRY.search(text):
-        # XLA would take the last computation for the entry, and its converter ends the process when the layout disagrees.
+        # XLA would take the last computation for the entry; its converter ends the process when the layout disagrees.
         raise FormatError("the HLO text has no ENTRY computation", mend="the file is cut off; copy or dump it again")
     try:
         proto = hlo_text_to_proto(text)

@@ -37,8 +37,8 @@ def module_from_mlir(module: Any, elision: Elision | None = None, *, careful: bo
     Args:
       module: a module of the bindings; only read, and not referenced afterwards.
       elision: decides about constants without values, and is to be finished by the caller. None: they are refused.
-      careful: the module may hold names that are not UTF-8; the bindings end the process when asked for one, so locations
-        are left out.
+      careful: the module may hold names that are not UTF-8; the bindings end the process when asked for one, so
+        locations are left out.
 
     Raises:
       InvalidModuleError: no entry function, or control flow between blocks.
@@ -61,8 +61,7 @@ def module_from_mlir(module: Any, elision: Elision | None = None, *, careful: bo
                     "a name in the module is not UTF-8", mend="the file is damaged; copy or write it again"
                 ) from None
             finally:
-                # The table refers to the builder, and the builder to MLIR's objects: a cycle would keep the context alive.
-                builder.decoders.clear()
+                builder.close()
         if elision is None:
             asked.finish()
         return built
@@ -71,11 +70,25 @@ def module_from_mlir(module: Any, elision: Elision | None = None, *, careful: bo
             gc.enable()
 
 
+class _Draft:
+    """An `Op` that is being filled in, and becomes one by its class: a third of the cost of a frozen dataclass."""
+
+    __slots__ = Op.__slots__
+
+    def __init__(self, name: Any, operands: Any, results: Any, attributes: Any, regions: Any, location: Any):
+        self.name = name
+        self.operands = operands
+        self.results = results
+        self.attributes = attributes
+        self.regions = regions
+        self.location = location
+
+
 class _Builder:
     """The state of one pass: what was decoded already, and which functions are still to be read."""
 
     def __init__(self, module: Any, elision: Elision, careful: bool):
-        self._module = module
+        self._module: Any = module
         self._elision = elision
         self._types: dict[Any, Type] = {}
         self._interned: dict[Any, Any] = {}
@@ -84,12 +97,12 @@ class _Builder:
         self._symbols: list[str] = []
         self._number = 0
         self._resources: dict[str, bytes] | None = None
-        self.decoders = plain_decoders(self._attribute, self._type, careful)
-        self.decoders[ir.FlatSymbolRefAttr] = self._symbol
+        self._decoders = plain_decoders(self._attribute, self._type, careful)
+        self._decoders[ir.FlatSymbolRefAttr] = self._symbol
         if careful:
             self._location = lambda location: None
         for name in ("DenseIntElementsAttr", "DenseFPElementsAttr", "DenseElementsAttr"):
-            self.decoders[getattr(ir, name)] = self._dense
+            self._decoders[getattr(ir, name)] = self._dense
 
     def build(self) -> Module:
         functions: dict[str, Any] = {}
@@ -106,7 +119,9 @@ class _Builder:
             elif op.name == "sdy.mesh":
                 meshes[op.attributes["sym_name"].value] = self._attribute(op.attributes["mesh"])
             else:
-                raise InvalidModuleError(f"{op.name} at the top of a module", mend="only functions and meshes belong there")
+                raise InvalidModuleError(
+                    f"{op.name} at the top of a module", mend="only functions and meshes belong there"
+                )
         if not public:
             raise InvalidModuleError(
                 "the module has no public function", mend="mark the function to call `public`, or drop `private`"
@@ -129,6 +144,12 @@ class _Builder:
             attributes["sdy.meshes"] = meshes
         return Module(str(name), built, entry, attributes)
 
+    def close(self) -> None:
+        """Lets go of every MLIR object: the decoders refer to the builder, and a cycle would keep the context alive."""
+        self._module = None
+        self._types.clear()
+        self._attributes.clear()
+
     # --- types, attributes, locations
 
     def _type(self, type_: Any) -> Type:
@@ -142,7 +163,7 @@ class _Builder:
     def _attribute(self, attribute: Any) -> Any:
         value = self._attributes.get(attribute)
         if value is None:
-            decoder = self.decoders.get(type(attribute))
+            decoder = self._decoders.get(type(attribute))
             value = self._other(attribute) if decoder is None else decoder(attribute)
             self._attributes[attribute] = value
         return value
@@ -241,9 +262,7 @@ class _Builder:
         result_attributes = attributes.pop("res_attrs", ()) or ({},) * outputs
         for key in ("sym_name", "function_type"):
             attributes.pop(key, None)
-        locations = tuple(
-            [self._location(a.location) if hasattr(a, "location") else None for a in blocks[0].arguments]
-        )
+        locations = tuple([self._location(a.location) if hasattr(a, "location") else None for a in blocks[0].arguments])
         return Function(name, body, visibility, argument_attributes, result_attributes, locations, attributes)
 
     def _region(self, region: Any, values: dict[Any, Value], function: str) -> Region:
@@ -259,7 +278,8 @@ class _Builder:
         type_of, known = self._types.get, self._attributes.get
         read_type, read_attribute, locate, inner = self._type, self._attribute, self._location, self._region
         number = self._number
-        arguments, ops = [], []
+        arguments: list[Value] = []
+        ops: list[Any] = []
         results: tuple[Value, ...] = ()
         for argument in blocks[0].arguments:
             type_ = argument.type
@@ -301,7 +321,9 @@ class _Builder:
             if name == "stablehlo.custom_call" and attributes.get("call_target_name") == ELIDED_TARGET:
                 name = "stablehlo.constant"
                 attributes = {"value": self._elision.fill(attributes.get("backend_config", "constant"), made[0].type)}
-            ops.append(Op(name, operands, tuple(made), attributes, regions, locate(op.location)))
+            draft = _Draft(name, operands, tuple(made), attributes, regions, locate(op.location))
+            draft.__class__ = Op  # pyright: ignore[reportAttributeAccessIssue]
+            ops.append(draft)
         self._number = number
         return Region(tuple(arguments), tuple(ops), results)
 

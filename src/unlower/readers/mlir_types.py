@@ -18,7 +18,9 @@ from unlower.ir.types import (
 
 __all__ = ["parse_element", "parse_type", "split_top_level"]
 
-_TENSOR = re.compile(r"tensor<((?:(?:\d+|\?)x)*)([a-z]\w*|complex<\w+>|!quant\.uniform<.*>)(?:, ([^>]*<[^>]*>))?>", re.DOTALL)
+_TENSOR = re.compile(
+    r"tensor<((?:(?:\d+|\?)x)*)([a-z]\w*|complex<\w+>|!quant\.uniform<.*>)(?:, ([^>]*<[^>]*>))?>", re.DOTALL
+)
 _BOUNDS = re.compile(r"#stablehlo\.bounds<(.*)>|#mhlo\.type_extensions<bounds = \[(.*)\]>")
 _QUANTIZED = re.compile(r"!quant\.uniform<([iu]\d+)(?:<(-?\d+):(-?\d+)>)?:(\w+)(?::(\d+))?, (.*)>", re.DOTALL)
 _OPEN, _CLOSE = "<[({", ">])}"

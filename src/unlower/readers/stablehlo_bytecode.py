@@ -1,7 +1,7 @@
-"""MLIR bytecode -> `ir.Module`: StableHLO portable artifacts (VHLO, which stays readable) and raw bytecode (which may not).
+"""MLIR bytecode -> `ir.Module`: StableHLO portable artifacts (VHLO, which stays readable), and raw bytecode.
 
-Both start with `ML\\xefR`, a version as varint, and the producer as a zero-terminated string: `StableHLO_v1.18.0` is the version
-that a portable artifact targets, `MLIR23.0.0git` says raw bytecode.
+Both start with `ML\\xefR`, a version as varint, and the producer as a zero-terminated string: `StableHLO_v1.18.0` is
+the version that a portable artifact targets, `MLIR23.0.0git` says raw bytecode, which only a like version reads.
 """
 
 import re
@@ -44,10 +44,12 @@ def read_bytecode(data: bytes, elision: Elision) -> Module:
     context = new_mlir_context()
     with context, collect_diagnostics(context) as diagnostics:
         try:
-            if version or not plain:
-                # Not `Module.parse`: quoting a name that is not UTF-8 in an error, it ends the process.
+            if version:
                 module = deserialize_portable_artifact(context, data)
-            if not version:
+            else:
+                if not plain:
+                    # Not `Module.parse` at once: quoting a name that is not UTF-8 in an error, it ends the process.
+                    deserialize_portable_artifact(context, data)
                 module = ir.Module.parse(data)
         except (ir.MLIRError, ValueError, RuntimeError) as error:
             raise _error(producer, version, [*diagnostics, str(error)]) from None
@@ -63,15 +65,17 @@ def _error(producer: str, version: re.Match[str] | None, messages: list[str]) ->
             where=where,
             mend="raw bytecode is only readable by the MLIR that wrote it; save a StableHLO portable artifact instead",
         )
-    current = current_stablehlo_version()
+    current, written = current_stablehlo_version(), ".".join(version.groups())
     if tuple(map(int, version.groups())) > tuple(map(int, current.split("."))):
         return FormatError(
-            f"the artifact is of StableHLO {'.'.join(version.groups())}, newer than the {current} that this jaxlib reads: {what}",
+            f"the artifact is of StableHLO {written}, newer than the {current} that this jaxlib reads: {what}",
             where=where,
             mend=f"upgrade jaxlib, or serialize the artifact again for StableHLO {current}",
         )
     return FormatError(
-        f"damaged StableHLO portable artifact: {what}", where=where, mend="copy or write the file again; it is cut off or changed"
+        f"damaged StableHLO portable artifact: {what}",
+        where=where,
+        mend="copy or write the file again; it is cut off or changed",
     )
 
 

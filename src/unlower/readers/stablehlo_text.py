@@ -1,4 +1,4 @@
-"""StableHLO text -> `ir.Module`: pretty or generic form, with or without locations; CHLO and the MHLO that MLIR still parses."""
+"""StableHLO text -> `ir.Module`: pretty or generic form, with CHLO and the MHLO that MLIR still parses."""
 
 import re
 
@@ -12,7 +12,9 @@ from unlower.readers.text import decode_utf8, first_token
 
 __all__ = ["is_stablehlo_text", "mlir_message", "read_stablehlo_text"]
 
-_START = re.compile(rb'module\b|"?builtin\.module\b|"?func\.func\b|"?(?:sdy|vhlo|stablehlo|mhlo|chlo)\.|#\w+ *=|#loc|!\w+ *=|\{-#')
+_START = re.compile(
+    rb'module\b|"?builtin\.module\b|"?func\.func\b|"?(?:sdy|vhlo|stablehlo|mhlo|chlo)\.|#\w+ *=|#loc|!\w+ *=|\{-#'
+)
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 _ESCAPE = re.compile(r"\\([0-9A-Fa-f]{2})")
 _HIGH_ESCAPE = re.compile(r"\\[89A-Fa-f][0-9A-Fa-f]")
@@ -44,8 +46,8 @@ def read_stablehlo_text(data: bytes, elision: Elision) -> Module:
             raise FormatError(
                 f"MLIR cannot read this text: {what}",
                 where=where,
-                mend="print the module again with the StableHLO release that this jaxlib carries, or save it as a portable "
-                "artifact, which stays readable",
+                mend="print the module again with the StableHLO release that this jaxlib carries, or save it as a "
+                "portable artifact, which stays readable",
             ) from None
     return module_from_mlir(module, elision, careful=not plain)
 
@@ -64,10 +66,9 @@ def _has_plain_strings(text: str) -> bool:
 
 def mlir_message(message: str, text: str | None = None) -> tuple[str, str | None]:
     """Cuts MLIR's diagnostics down to the first error: what it says, and where (line and column, if it tells)."""
-    errors = [line for line in message.split("\nerror: ")[1:] or [message.removeprefix("error: ")]]
-    if "\nerror: " not in message and message.startswith("Unable to parse"):
-        errors = [message.partition("\n")[2] or message]
-    what = errors[0].split("\n note:")[0].split("\n note ")[0].strip()
+    _, marker, rest = message.partition("\nerror: ")
+    what = (rest if marker else message.removeprefix("error: ")).partition("\nerror: ")[0]
+    what = what.partition("\n note:")[0].strip()
     match = _LOCATED.match(what)
     line, column, what = match.groups() if match else ("0", "0", what)
     if re.search(r"\bquant\b", what):

@@ -23,5 +23,7 @@ def decode_utf8(data: bytes) -> str:
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise FormatError(
-            "text that is not UTF-8", where=f"byte {error.start}, line {line}", mend="the file is damaged; copy it again"
+            "text that is not UTF-8",
+            where=f"byte {error.start}, line {line}",
+            mend="the file is damaged; copy it again",
         ) from None

@@ -1,7 +1,7 @@
 """The protobuf wire format: enough of it to find, read and replace fields without a schema or a protobuf dependency.
 
-A message is a run of fields: a varint key (`number << 3 | wire_type`), then the value. Only what is looked at is decoded.
-Proto field numbers used by the readers are those of `xla/service/hlo.proto` and `xla/xla_data.proto`.
+A message is a run of fields: a varint key (`number << 3 | wire_type`), then the value. Only what is looked at is
+decoded. Proto field numbers used by the readers are those of `xla/service/hlo.proto` and `xla/xla_data.proto`.
 """
 
 from collections.abc import Callable, Iterator

@@ -134,9 +134,8 @@ def _potrf_jvp(call: Call, primals: Sequence[Array], tangents: Tangents) -> Jvp:
     results = call.bind(*primals)
     lower = _letter(call, "uplo") == "L"
     (a_dot,) = tangents
-    # The other triangle passes through.
-    other = factorizations.triangle(a_dot, lower=not lower, offset=1)
-    return results, (factorizations.cholesky(results[0], a_dot, lower=lower) + other, None)
+    # The other triangle holds what was there before, and is no result: JAX has no derivative for it either.
+    return results, (factorizations.cholesky(results[0], a_dot, lower=lower), None)
 
 
 def _trsm_dot(call: Call, a: Array, x: Array, a_dot: Any, b_dot: Any) -> Array:
@@ -207,14 +206,15 @@ def _geqp3_jvp(call: Call, primals: Sequence[Array], tangents: Tangents) -> Jvp:
 
 @jvp_rule(*_targets("syevd", "heevd"))
 def _syevd_jvp(call: Call, primals: Sequence[Array], tangents: Tangents) -> Jvp:
-    v, w, info = call.bind(*primals)
-    lower = _letter(call, "uplo") == "L"
+    # As JAX, which differentiates at the Hermitian part of its operand, whatever triangle is read: the same for Hermitian ones.
+    a = (primals[0] + factorizations.adjoint(primals[0])) / 2
+    v, w, info = call.bind(a)
     (a_dot,) = tangents
     if _letter(call, "mode") != "V":
         # Without vectors, the first result is workspace; the values' derivative needs them all the same.
-        vectors, _ = lax.linalg.eigh(factorizations.hermitian(primals[0], lower=lower), symmetrize_input=False)
-        return (v, w, info), (None, factorizations.eigh(vectors, w, a_dot, lower=lower)[1], None)
-    v_dot, w_dot = factorizations.eigh(v, w, a_dot, lower=lower)
+        vectors, _ = lax.linalg.eigh(a, symmetrize_input=False)
+        return (v, w, info), (None, factorizations.eigh(vectors, w, a_dot)[1], None)
+    v_dot, w_dot = factorizations.eigh(v, w, a_dot)
     return (v, w, info), (v_dot, w_dot, None)
 
 
@@ -226,14 +226,13 @@ def _geev_jvp(call: Call, primals: Sequence[Array], tangents: Tangents) -> Jvp:
     has_left, has_right = _letter(call, "compute_left") == "V", _letter(call, "compute_right") == "V"
     (a_dot,) = tangents
     a_dot = a_dot.astype(w.dtype)
-    left_dot = right_dot = None
-    if has_right:
-        w_dot, right_dot = factorizations.eig(w, right, a_dot)
-    else:
-        _, vectors = lax.linalg.eig(primals[0], compute_left_eigenvectors=False)
-        w_dot, _ = factorizations.eig(w, vectors, a_dot)
+    vectors = right if has_right else lax.linalg.eig(primals[0], compute_left_eigenvectors=False)[1]
+    w_dot = factorizations.eigenvalues(vectors, a_dot)
+    right_dot = factorizations.eigenvectors(w, right, a_dot) if has_right else None
+    left_dot = None
     if has_left:
-        _, left_dot = factorizations.eig(lax.conj(w), left, factorizations.adjoint(a_dot))
+        # Left eigenvectors are the right ones of the adjoint.
+        left_dot = factorizations.eigenvectors(lax.conj(w), left, factorizations.adjoint(a_dot))
     values_dot = (w_dot,) if len(values) == 1 else (lax.real(w_dot), lax.imag(w_dot))
     return results, (*values_dot, left_dot, right_dot, None)
 
