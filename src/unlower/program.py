@@ -146,9 +146,7 @@ class Program:
                 array = np.asarray(array, wanted.dtype)
             given = _typeof(array)
             same = given.dtype == wanted.dtype and len(given.shape) == len(wanted.shape)
-            if not same or any(
-                isinstance(w, int) and g != w for g, w in zip(given.shape, wanted.shape, strict=True)
-            ):
+            if not same or any(isinstance(w, int) and g != w for g, w in zip(given.shape, wanted.shape, strict=True)):
                 raise self._mismatch(f"argument {position} is {_short(given)}, not {_short(wanted)}", arrays)
             arguments.append(array)
         return arguments

@@ -106,7 +106,9 @@ def test_a_failing_rule_is_named_with_its_operation():
     def sine(op, operand, *, result_accuracy=None):
         return lax.convert_element_type(operand, jnp.bfloat16)
 
-    with pytest.raises(unlower.RuleError, match="returned bfloat16\\[3\\] where the module says tensor<3xf32>") as caught:
+    with pytest.raises(
+        unlower.RuleError, match="returned bfloat16\\[3\\] where the module says tensor<3xf32>"
+    ) as caught:
         unlower.load(lowered(jnp.sin, X), rules=unlower.op_rules | {"stablehlo.sine": sine})
     assert "stablehlo.sine" in str(caught.value)
 
@@ -116,9 +118,7 @@ def test_a_rule_that_does_not_take_an_attribute_is_refused():
         return jnp.arange(3.0)
 
     with pytest.raises(unlower.RuleError, match="does not take the attribute iota_dimension"):
-        unlower.load(
-            lowered(lambda: lax.iota(jnp.float32, 3)), rules=unlower.op_rules | {"stablehlo.iota": iota}
-        )
+        unlower.load(lowered(lambda: lax.iota(jnp.float32, 3)), rules=unlower.op_rules | {"stablehlo.iota": iota})
 
 
 def test_every_unsupported_operation_is_listed_with_its_place():
@@ -137,7 +137,9 @@ def test_every_unsupported_operation_is_listed_with_its_place():
     assert "first_unknown" in message and "second_unknown" in message and "@main, op 1" in message
     assert "model/a" in message and "unlower.op_rules |" in message
     program = unlower.load(
-        text, rules=unlower.op_rules | {"first_unknown": lambda op, x, **_: x + 1, "second_unknown": lambda op, x, **_: x * 2}
+        text,
+        rules=unlower.op_rules
+        | {"first_unknown": lambda op, x, **_: x + 1, "second_unknown": lambda op, x, **_: x * 2},
     )
     np.testing.assert_array_equal(program(np.ones(4, np.float32)), np.full(4, 4.0, np.float32))
 

@@ -141,6 +141,48 @@ def test_files_print_and_read_back_the_same(name):
     assert_round_trip(read(DATA / name, elided="zeros"))
 
 
+MHLO = {
+    "ragged dot": """a = f32[11,5] parameter(0)
+      b = f32[3,5,7] parameter(1)
+      g = s32[3] parameter(2)
+      ROOT r = f32[11,7] ragged-dot(a, b, g), lhs_contracting_dims={1}, rhs_contracting_dims={1}, lhs_ragged_dims={0},
+        rhs_group_dims={0}""",
+    "top k": """a = f32[3,10] parameter(0)
+      ROOT r = (f32[3,2], s32[3,2]) topk(a), k=2, largest=true""",
+    "functions": """a = f32[3] parameter(0)
+      b = f32[3] acos(a)
+      c = f32[3] sinh(b)
+      ROOT r = f32[3] erf(c)""",
+    "random state": "ROOT r = u64[2] rng-get-and-update-state(), delta=4096",
+    "stochastic convert": """a = f32[3] parameter(0)
+      b = u32[3] parameter(1)
+      ROOT r = bf16[3] stochastic-convert(a, b)""",
+    "all to all": """a = f32[3] parameter(0)
+      b = f32[3] parameter(1)
+      ROOT r = (f32[3], f32[3]) all-to-all(a, b), replica_groups={{0,1}}, channel_id=3""",
+    "dependencies": """a = f32[3] parameter(0)
+      d = f32[3] domain(a), domain={kind="sharding", entry={maximal device=0}, exit={maximal device=1}}
+      t = token[] after-all()
+      q = f32[3] add-dependency(d, t)
+      ROOT r = f32[3] copy(q)""",
+    "bitcast": """a = f32[3,4]{1,0} parameter(0)
+      ROOT r = f32[4,3]{0,1} bitcast(a)""",
+    "custom call": """a = f32[3] parameter(0)
+      ROOT r = f32[3] custom-call(a), custom_call_target="foo", schedule=SCHEDULE_LATEST, backend_config="x" """,
+    "typed call": """a = f32[3] parameter(0)
+      ROOT r = f32[3] custom-call(a), custom_call_target="foo", api_version=API_VERSION_TYPED_FFI,
+        backend_config={a = 1 : i32, b = array<f32: 1.0>}""",
+    "dynamic size": """a = f32[<=3] parameter(0)
+      n = s32[] parameter(1)
+      ROOT s = f32[<=3] set-dimension-size(a, n), dimensions={0}""",
+}
+
+
+@pytest.mark.parametrize("name", MHLO)
+def test_what_the_converter_leaves_prints_and_reads_back_the_same(name):
+    assert_round_trip(read(f"HloModule m\nENTRY e {{\n {MHLO[name]}\n}}"))
+
+
 # --- attributes
 
 numbers = st.lists(st.integers(0, 6), max_size=4).map(tuple)
@@ -248,6 +290,12 @@ def test_attributes_are_spelled_so_that_mlir_reads_the_identical_one(attribute):
             "chlo",
             "#chlo.ragged_dot<lhs_contracting_dimensions = [1], rhs_contracting_dimensions = [1], "
             "lhs_ragged_dimensions = [0], rhs_group_dimensions = [0]>",
+        ),
+        (
+            RaggedDotDimensionNumbers(DotDimensionNumbers((), (), (1,), (1,)), (0,), (0,)),
+            "mhlo",
+            "#mhlo.ragged_dot<dot_dimension_numbers = #mhlo.dot<lhs_contracting_dimensions = [1], "
+            "rhs_contracting_dimensions = [1]>, lhs_ragged_dimensions = [0], rhs_group_dimensions = [0]>",
         ),
         (GatherDimensionNumbers(offset_dims=(1,)), "mhlo", "#mhlo.gather<offset_dims = [1]>"),
         (True, "stablehlo", "true"),

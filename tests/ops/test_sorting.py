@@ -191,5 +191,5 @@ def test_dynamic_top_k_of_data():
       (tensor<3x5xf32>, tensor<i32>) -> (tensor<3x2xf32>, tensor<3x2xi32>)
     return %0#0, %0#1 : tensor<3x2xf32>, tensor<3x2xi32>""",
     )
-    with pytest.raises(unlower.UnlowerError, match="depends on data"):
+    with pytest.raises(unlower.UnlowerError, match="depends on the data"):
         unlower.load(text).flat(np.float32(_X), np.int32(2))

@@ -56,7 +56,6 @@ _HOLDS_FUNCTIONS = frozenset({"stablehlo.composite", "stablehlo.custom_call", "m
 """Operations whose attributes name functions, or whose attributes choose the rule."""
 
 
-
 def splice(module: Module, rules: Mapping[str, Callable[..., Any]]) -> Any:
     """Evaluates the entry function of a static module to a closed Jaxpr.
 
@@ -236,7 +235,9 @@ class _Splicer:
         for region, captures in zip(op.regions, self._region_captures(op), strict=True):
             subprograms.append(_RegionProgram(self, region, tracers[position : position + len(captures)], scope))
             position += len(captures)
-        subprograms.extend(_RegionProgram(self, function.body, (), scope) for function in called_functions(op, self._module))
+        subprograms.extend(
+            _RegionProgram(self, function.body, (), scope) for function in called_functions(op, self._module)
+        )
         try:
             results = apply_rule(template.rule, op, operands, subprograms)
             self._check_results(op, results)

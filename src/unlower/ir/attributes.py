@@ -58,6 +58,7 @@ class Int(int):
     element: str
 
     def __new__(cls, value: int, element: str = "i64"):
+        """Makes an integer attribute of MLIR type `element`."""
         self = super().__new__(cls, value)
         self.element = element
         return self
@@ -69,6 +70,7 @@ class Float(float):
     element: str
 
     def __new__(cls, value: float, element: str = "f64"):
+        """Makes a float attribute of MLIR type `element`."""
         self = super().__new__(cls, value)
         self.element = element
         return self
@@ -93,6 +95,7 @@ class Enum(str):
     mnemonic: str
 
     def __new__(cls, value: str, dialect: str = "stablehlo", mnemonic: str = ""):
+        """Makes a case of the enumeration `#dialect<mnemonic ...>`."""
         self = super().__new__(cls, value)
         self.dialect, self.mnemonic = dialect, mnemonic
         return self
@@ -104,6 +107,7 @@ class IntArray(tuple):
     element: str
 
     def __new__(cls, values=(), element: str = "i64"):
+        """Makes an array attribute of elements of MLIR type `element`."""
         self = super().__new__(cls, values)
         self.element = element
         return self

@@ -13,6 +13,7 @@ from unlower.ir.types import Type
 
 __all__ = ["Function", "Location", "Module", "Op", "Region", "Value", "walk"]
 
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Location:
     """Where an operation came from: its `name` (scopes joined by `/`) and the source line, as far as the file tells."""

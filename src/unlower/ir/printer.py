@@ -289,7 +289,7 @@ def _conv(numbers: ConvDimensionNumbers, dialect: str) -> str:
 def _ragged_dot(numbers: RaggedDotDimensionNumbers, dialect: str) -> str:
     dot = _fields(numbers.dot_dimension_numbers)
     if dialect == "mhlo":
-        dot = f"dot_dimension_numbers = <{dot}>"
+        dot = f"dot_dimension_numbers = #mhlo.dot<{dot}>"
     groups = [
         f"{name} = {_numbers(getattr(numbers, name))}" for name in ("lhs_ragged_dimensions", "rhs_group_dimensions")
     ]

@@ -74,9 +74,7 @@ def dynamic_pad(
     """Pads by amounts given as operands. Spec: `dynamic_pad`."""
     amounts = (edge_padding_low, edge_padding_high, interior_padding)
     low, high, interior = (known_integers(op, "padding", amount) for amount in amounts)
-    return primitives.pad_p.bind(
-        operand, padding_value, padding_config=tuple(zip(low, high, interior, strict=True))
-    )
+    return primitives.pad_p.bind(operand, padding_value, padding_config=tuple(zip(low, high, interior, strict=True)))
 
 
 @op_rule("stablehlo.real_dynamic_slice", specialize=True)

@@ -160,7 +160,9 @@ def _register_accurate(name: str, primitive: Any) -> None:
     def rule(op: Op, operand: Array, *, result_accuracy: ResultAccuracy | None = None) -> Array:
         return primitive.bind(operand, accuracy=accuracy_of(result_accuracy))
 
-    rule.__doc__ = f"Applies `{primitive.name}` elementwise, to the accuracy asked for. Spec: `{name.partition('.')[2]}`."
+    rule.__doc__ = (
+        f"Applies `{primitive.name}` elementwise, to the accuracy asked for. Spec: `{name.partition('.')[2]}`."
+    )
     rule.__name__ = rule.__qualname__ = name.replace(".", "_")
     op_rule(name)(rule)
 
@@ -206,9 +208,7 @@ _COMPARISONS = {
 
 
 @op_rule("stablehlo.compare")
-def compare(
-    op: Op, lhs: Array, rhs: Array, *, comparison_direction: Enum, compare_type: Enum | None = None
-) -> Array:
+def compare(op: Op, lhs: Array, rhs: Array, *, comparison_direction: Enum, compare_type: Enum | None = None) -> Array:
     """Compares elementwise.
 
     Spec: `compare`. In the total order of floats, -NaN < -Inf < -0 < +0 < +Inf < +NaN; it is asked for by the compare type
@@ -272,7 +272,9 @@ def _from_bytes(raw: Array, dtype: np.dtype, rows: tuple[int, ...], several: boo
     if dtype == np.bool_:
         places = lax.broadcasted_iota(raw.dtype, (*raw.shape, 8), raw.ndim)
         bits = lax.shift_right_logical(lax.broadcast_in_dim(raw, (*raw.shape, 8), range(raw.ndim)), places)
-        return lax.reshape(lax.ne(lax.bitwise_and(bits, lax.full_like(bits, 1)), lax.full_like(bits, 0)), (*rows, raw.shape[-1] * 8))
+        return lax.reshape(
+            lax.ne(lax.bitwise_and(bits, lax.full_like(bits, 1)), lax.full_like(bits, 0)), (*rows, raw.shape[-1] * 8)
+        )
     part = np.empty(0, dtype).real.dtype
     count = raw.shape[-1] // part.itemsize
     parts = lax.reshape(raw, (*rows, count, part.itemsize))
@@ -317,4 +319,3 @@ def _batch_elementwise(
     (old,) = call.result_types
     batched = type(old)((size, *old.shape), old.element)
     return call.replace(result_types=(batched,)).bind(*moved), (0,)
-

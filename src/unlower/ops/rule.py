@@ -102,7 +102,7 @@ def is_specialized(rule: Callable[..., Any]) -> bool:
     return getattr(rule, _SPECIALIZED, False)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _keywords(rule: Callable[..., Any]) -> tuple[frozenset[str], bool]:
     parameters = inspect.signature(rule).parameters.values()
     named = frozenset(p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD))

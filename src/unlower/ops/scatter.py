@@ -16,9 +16,10 @@ from unlower.ops.reemit import (
     Call,
     batch_by_loop,
     batching_rule,
-    equivalent,
+    jvp_rule,
     materialize_batch,
     move_batch,
+    partial_jvp,
     reemit,
     types_of,
 )
@@ -53,6 +54,9 @@ def scatter(
     indices = operands[count]
     arrays = promote(region, len(captures), [*operands[:count], *operands[count + 1 :]])
     numbers, kind = scatter_dimension_numbers, _kind(region)
+    # The primitive's own derivative gives up where a product may take several factors.
+    if kind == "prod" and not unique_indices:
+        kind = None
     if count == 1 and kind is not None and numbers.index_vector_dim == indices.ndim - 1:
         return (_lax_scatter(kind, arrays[0], indices, arrays[1], numbers, indices_are_sorted, unique_indices),)
     attributes = {
@@ -117,18 +121,26 @@ def last_index_vector(indices: Any, index_vector_dim: int) -> Any:
     return move_batch(indices, index_vector_dim, indices.ndim - 1)
 
 
-@equivalent("stablehlo.scatter")
-def _scatter_equivalent(call: Call, *operands: Any) -> tuple[Any, ...]:
+@jvp_rule("stablehlo.scatter")
+def _jvp_scatter(call: Call, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
+    count = len(call.result_types)
+    kind = _kind(call.regions[0]) if count == 1 else None
+    if kind == "prod" and tangents[2] is not None and not call.attributes["unique_indices"]:
+        kind = None
+    return call.bind(*primals), partial_jvp(lambda *xs: _meaning(call, kind, xs), primals, tangents)
+
+
+def _meaning(call: Call, kind: str | None, operands: Sequence[Any]) -> tuple[Any, ...]:
+    """The scatter in `lax`: as the kind that it has there, or by a loop."""
     count = len(call.result_types)
     inputs, indices, updates = operands[:count], operands[count], operands[count + 1 : 2 * count + 1]
-    captures = operands[2 * count + 1 :]
-    (region,), numbers = call.regions, call.attributes["scatter_dimension_numbers"]
+    numbers = call.attributes["scatter_dimension_numbers"]
     indices = last_index_vector(indices, numbers.index_vector_dim)
-    kind = _kind(region) if count == 1 else None
     if kind is not None:
         flags = call.attributes["indices_are_sorted"], call.attributes["unique_indices"]
         return (_lax_scatter(kind, inputs[0], indices, updates[0], numbers, *flags),)
-    return scatter_by_loop(region, captures, inputs, indices, updates, lax_numbers(numbers))
+    captures = operands[2 * count + 1 :]
+    return scatter_by_loop(call.regions[0], captures, inputs, indices, updates, lax_numbers(numbers))
 
 
 def scatter_by_loop(

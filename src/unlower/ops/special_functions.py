@@ -7,7 +7,7 @@ from jax import Array, lax
 
 from unlower._jax_compat import mulhi_p, primitives
 from unlower.errors import RuleError
-from unlower.ir.attributes import DenseElements, Enum, IntArray, ResultAccuracy
+from unlower.ir.attributes import DenseElements, IntArray, ResultAccuracy
 from unlower.ir.module import Op
 from unlower.ir.types import TensorType
 from unlower.ops.elementwise import accuracy_of, reemit_elementwise
@@ -174,9 +174,7 @@ def copy(op: Op, operand: Array) -> Array:
 
 
 @op_rule("mhlo.domain")
-def domain(
-    op: Op, operand: Array, *, kind: Any = None, entry_metadata: Any = None, exit_metadata: Any = None
-) -> Array:
+def domain(op: Op, operand: Array, *, kind: Any = None, entry_metadata: Any = None, exit_metadata: Any = None) -> Array:
     """Passes its operand on: a domain groups instructions for XLA's partitioner."""
     return operand
 
@@ -235,7 +233,9 @@ def stochastic_convert(op: Op, operand: Array, random: Array) -> Array:
     magnitude = lax.abs(operand)
     truncated = lax.convert_element_type(magnitude, random.dtype)
     fraction = lax.sub(magnitude, lax.convert_element_type(truncated, operand.dtype))
-    scaled = lax.mul(lax.convert_element_type(fraction, np.dtype(np.float64)), np.float64(2.0 ** (8 * random.dtype.itemsize)))
+    scaled = lax.mul(
+        lax.convert_element_type(fraction, np.dtype(np.float64)), np.float64(2.0 ** (8 * random.dtype.itemsize))
+    )
     up = lax.lt(random, lax.convert_element_type(scaled, random.dtype))
     grown = lax.convert_element_type(lax.add(truncated, lax.convert_element_type(up, random.dtype)), op.type.dtype)
     signed = lax.select(lax.lt(operand, lax.full_like(operand, 0)), lax.neg(grown), grown)

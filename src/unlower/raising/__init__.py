@@ -1,0 +1,1 @@
+"""Rewrites from module to module that keep values and recover structure."""

@@ -16,6 +16,8 @@ __all__ = ["is_hlo_text", "read_hlo_text"]
 
 _LAYOUT = re.compile(r"^\s*HloModule\b[^\n]*entry_computation_layout=", re.MULTILINE)
 _ENTRY = re.compile(r"^\s*ENTRY\b", re.MULTILINE)
+_NEGATIVE_ZERO = re.compile(r"(?<=[({,\s])-0(?=[)},\s])")
+_FLOAT_CONSTANT = re.compile(r"(\b(?:b?f|c)\d\w*\[[^\]]*\](?:\{[^}]*\})? constant)(\([-\d.,\s{}()a-z+*/=]*)")
 _WAS_PARSING = re.compile(r"was parsing (\d+):(\d+): error: ([^\n]*)")
 
 
@@ -30,7 +32,7 @@ def read_hlo_text(data: bytes, elision: Elision) -> Module:
     Raises:
       FormatError: text that XLA cannot parse, with its line and column; elided constants; what the converter refuses.
     """
-    text = mark_hlo_text(decode_utf8(data))
+    text = mark_hlo_text(_keep_negative_zeros(decode_utf8(data)))
     if _LAYOUT.search(text) and not _ENTRY.search(text):
         # XLA would take the last computation for the entry; its converter ends the process when the layout disagrees.
         raise FormatError("the HLO text has no ENTRY computation", mend="the file is cut off; copy or dump it again")
@@ -39,6 +41,17 @@ def read_hlo_text(data: bytes, elision: Elision) -> Module:
     except (RuntimeError, ValueError) as error:
         raise _error(str(error), text) from None
     return module_from_hlo_proto(proto, elision)
+
+
+def _keep_negative_zeros(text: str) -> str:
+    """Spells the `-0` of float constants `-0.0`: XLA prints the former, and its parser reads that as the integer 0."""
+    if not _NEGATIVE_ZERO.search(text):
+        return text
+
+    def constant(match: re.Match[str]) -> str:
+        return match.group(1) + _NEGATIVE_ZERO.sub("-0.0", match.group(2))
+
+    return _FLOAT_CONSTANT.sub(constant, text)
 
 
 def _error(message: str, text: str) -> FormatError:

@@ -1,0 +1,1 @@
+"""Rules of custom calls, by target name; one file for each vendor."""
