@@ -372,3 +372,7 @@ optimization_barrier_p = _lax.optimization_barrier_p
 
 CHOLESKY_READS_A_TRIANGLE = jax.__version_info__ >= (0, 11)
 """Whether the derivative of JAX's Cholesky reads one triangle of its tangent, as jax 0.12 does and 0.10 does not."""
+
+
+ragged_dot_in_lax = _lax._ragged_dot_general_impl
+"""What `ragged_dot_general` expands to on the CPU, with the same arguments; not exported by jax 0.10 to 0.12."""

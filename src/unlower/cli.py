@@ -17,7 +17,7 @@ from rich.table import Table
 
 from unlower.errors import UnlowerError
 from unlower.inspection import inspect
-from unlower.report import Argument, Inspection, Verification, human_bytes, human_seconds
+from unlower.report import Argument, Inspection, Verification, count, human_bytes, human_seconds
 from unlower.verification import verify
 
 __all__ = ["run"]
@@ -98,8 +98,9 @@ def _verify(options: argparse.Namespace, out: Console, err: Console) -> int:
 
 
 def _show_inspection(found: Inspection, out: Console) -> None:
-    sizes = f"{found.operations} operations in {found.functions} functions, {found.constants} constants of "
-    out.print(f"[bold]{escape(found.name)}[/]: {sizes}{human_bytes(found.constant_bytes)}")
+    made_of = f"{count(found.operations, 'operation')} in {count(found.functions, 'function')}"
+    constants = f"{count(found.constants, 'constant')} of {human_bytes(found.constant_bytes)}"
+    out.print(f"[bold]{escape(found.name)}[/]: {made_of}, {constants}")
     for title, arguments in (("inputs", found.inputs), ("outputs", found.outputs)):
         total = human_bytes(sum(argument.bytes or 0 for argument in arguments))
         _table(

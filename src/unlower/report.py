@@ -16,6 +16,7 @@ __all__ = [
     "Timings",
     "UnsupportedOp",
     "Verification",
+    "count",
     "human_bytes",
     "human_seconds",
 ]
@@ -116,11 +117,11 @@ class Inspection:
         return _to_json(self)
 
     def __str__(self) -> str:
-        lines = [f"{self.name}: {_count(self.operations, 'operation')} in {_count(self.functions, 'function')}"]
+        lines = [f"{self.name}: {count(self.operations, 'operation')} in {count(self.functions, 'function')}"]
         lines += _signature("inputs", self.inputs) + _signature("outputs", self.outputs)
         lines.append(f"  constants: {self.constants}, {human_bytes(self.constant_bytes)}")
-        lines += _listed("operations", [f"{count:>7}  {name}" for name, count in self.histogram.items()])
-        lines += _listed("custom calls", [f"{count:>7}  {name}" for name, count in self.custom_calls.items()])
+        lines += _listed("operations", [f"{n:>7}  {name}" for name, n in self.histogram.items()])
+        lines += _listed("custom calls", [f"{n:>7}  {name}" for name, n in self.custom_calls.items()])
         lines += _listed("loops", [f"@{loop.function}, op {loop.index}, carries {loop.carried}" for loop in self.loops])
         lines += _listed("left out of the file", self.elided)
         lines += _listed("unsupported", [str(op) for op in self.unsupported])
@@ -151,7 +152,7 @@ class Difference:
 
     def __str__(self) -> str:
         place = f"result {self.result}" + (f", element [{', '.join(map(str, self.index))}]" if self.index else "")
-        share = f"{self.elements} of {self.size} elements differ there, and {_count(self.results, 'result')} in all"
+        share = f"{self.elements} of {self.size} elements differ there, and {count(self.results, 'result')} in all"
         return f"{place}: {self.original} under XLA, {self.loaded} loaded ({share})"
 
 
@@ -211,7 +212,7 @@ class Verification:
     def headline(self) -> str:
         """Says the outcome in one sentence."""
         if self.outcome == "equal":
-            return f"bit-equal, {_count(len(self.outputs), 'result')} of {_count(len(self.inputs), 'argument')}"
+            return f"bit-equal, {count(len(self.outputs), 'result')} of {count(len(self.inputs), 'argument')}"
         if self.outcome == "different":
             return f"different: {self.difference}"
         return f"not compared: XLA refused the original: {self.refusal}"
@@ -248,7 +249,8 @@ def human_seconds(seconds: float) -> str:
     return f"{seconds * 1e3:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"
 
 
-def _count(number: int, noun: str) -> str:
+def count(number: int, noun: str) -> str:
+    """Spells a number of things: `1 loop`, `2 loops`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 

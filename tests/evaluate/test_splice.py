@@ -159,3 +159,43 @@ def test_the_second_transform_traces_almost_nothing():
     jax.vmap(jax.grad(program))(np.stack([X, X]))
     jax.jit(program.flat).lower(X)
     assert len(calls) == count == 1
+
+
+def test_the_next_load_finds_what_the_last_one_traced():
+    calls = []
+
+    def sine(op, operand, *, result_accuracy=None):
+        calls.append(op)
+        return lax.sin(operand)
+
+    rules = unlower.op_rules | {"stablehlo.sine": sine}
+    first = unlower.load(lowered(jnp.sin, X), rules=rules)
+    second = unlower.load(lowered(lambda x: jnp.sin(jnp.sin(x)) + x, X), rules=rules)
+    assert len(calls) == 1
+    np.testing.assert_array_equal(first(X), jax.jit(jnp.sin)(X))
+    np.testing.assert_array_equal(second(X), jax.jit(lambda x: jnp.sin(jnp.sin(x)) + x)(X))
+
+
+def test_functions_of_one_name_in_two_modules_stay_apart():
+    def module(body):
+        return f"""
+        module {{
+          func.func public @main(%x: tensor<3xf32>, %i: tensor<i32>) -> tensor<3xf32> {{
+            %0 = "stablehlo.case"(%i) ({{
+              %1 = func.call @inner(%x) : (tensor<3xf32>) -> tensor<3xf32>
+              stablehlo.return %1 : tensor<3xf32>
+            }}, {{
+              stablehlo.return %x : tensor<3xf32>
+            }}) : (tensor<i32>) -> tensor<3xf32>
+            return %0 : tensor<3xf32>
+          }}
+          func.func private @inner(%x: tensor<3xf32>) -> tensor<3xf32> {{
+            %0 = stablehlo.{body} %x : tensor<3xf32>
+            return %0 : tensor<3xf32>
+          }}
+        }}
+        """
+
+    first, second = unlower.load(module("negate")), unlower.load(module("abs"))
+    np.testing.assert_array_equal(first(X, np.int32(0)), -X)
+    np.testing.assert_array_equal(second(-X, np.int32(0)), X)

@@ -3,9 +3,9 @@
 import jax
 import numpy as np
 import pytest
-import unlower
+from op_checks import Case, check_derivative, check_relowers, check_value, check_vmap, ids, module
 
-from .checks import Case, check_derivative, check_relowers, check_value, check_vmap, ids, module
+import unlower
 
 _RNG = np.random.default_rng(2)
 _X = _RNG.standard_normal((4, 5))
@@ -96,6 +96,41 @@ _GATHERS = [
 ]
 
 
+def _index_select(operand: str, index: str, out: str, dim: int, batch_dims: int) -> str:
+    return module(
+        f"tensor<{operand}xf64>; tensor<{index}xi32>",
+        f"tensor<{out}xf64>",
+        f"""    %0 = "stablehlo.torch_index_select"(%a0, %a1) <{{dim = {dim} : i64, batch_dims = {batch_dims} : i64}}> :
+      (tensor<{operand}xf64>, tensor<{index}xi32>) -> tensor<{out}xf64>
+    return %0 : tensor<{out}xf64>""",
+    )
+
+
+_GATHERS += [
+    Case(
+        "index_select",
+        _index_select("2x4x5", "3", "2x3x5", 1, 0),
+        [_CUBE, np.array([3, 0, 9], np.int32)],
+        (0,),
+        relowers=False,
+    ),
+    Case(
+        "index_select_batched",
+        _index_select("2x4x5", "2x3", "2x4x3", 2, 1),
+        [_CUBE, np.array([[3, 0, 4], [1, 1, 2]], np.int32)],
+        (0,),
+        relowers=False,
+    ),
+    Case(
+        "index_select_by_a_table",
+        _index_select("2x4x5", "2x3x2", "2x3x2x5", 1, 1),
+        [_CUBE, np.arange(12, dtype=np.int32).reshape(2, 3, 2) % 4],
+        (0,),
+        relowers=False,
+    ),
+]
+
+
 def _slice(element: str, out: str = "2x3") -> str:
     return module(
         f"tensor<4x5xf64>; tensor<{element}>; tensor<{element}>",
@@ -157,7 +192,9 @@ def _scatter(
     )
 
 
-_INTO_ROWS = "update_window_dims = [1], inserted_window_dims = [0], scatter_dims_to_operand_dims = [0], index_vector_dim = 1"
+_INTO_ROWS = (
+    "update_window_dims = [1], inserted_window_dims = [0], scatter_dims_to_operand_dims = [0], index_vector_dim = 1"
+)
 _INTO_BLOCKS = "update_window_dims = [1, 2], scatter_dims_to_operand_dims = [1, 0], index_vector_dim = 1"
 _INTO_BATCHED = """update_window_dims = [2], inserted_window_dims = [1], input_batching_dims = [0],
       scatter_indices_batching_dims = [1], scatter_dims_to_operand_dims = [1], index_vector_dim = 2"""
@@ -192,7 +229,13 @@ _SCATTERS = [
     Case("scatter_add_outside", _rows("add"), [_X, _OUTSIDE, _ROW_UPDATES], (0, 2), primitive="scatter-add"),
     Case("scatter_replace", _rows("replace"), [_X, _ROW_INDICES, _ROW_UPDATES], (0, 2), primitive="scatter"),
     Case("scatter_replace_outside", _rows("replace"), [_X, _OUTSIDE, _ROW_UPDATES], (0, 2), primitive="scatter"),
-    Case("scatter_mul_unique", _rows("multiply", "true"), [_X, _ROW_INDICES, _ROW_UPDATES], (0, 2), primitive="scatter-mul"),
+    Case(
+        "scatter_mul_unique",
+        _rows("multiply", "true"),
+        [_X, _ROW_INDICES, _ROW_UPDATES],
+        (0, 2),
+        primitive="scatter-mul",
+    ),
     Case("scatter_mul", _rows("multiply"), [_X, _TWICE, _ROW_UPDATES], (0, 2)),
     Case("scatter_min", _rows("minimum"), [_X, _TWICE, _ROW_UPDATES], (0, 2), primitive="scatter-min"),
     Case("scatter_max", _rows("maximum"), [_X, _OUTSIDE, _ROW_UPDATES], (0, 2), primitive="scatter-max"),

@@ -7,7 +7,7 @@ import pytest
 import unlower
 from unlower.errors import RuleError
 
-from .checks import Case, check_derivative, check_relowers, check_value, check_vmap, ids, module
+from op_checks import Case, check_derivative, check_relowers, check_value, check_vmap, ids, module
 
 _RNG = np.random.default_rng(0)
 
@@ -116,7 +116,7 @@ _PRODUCTS = [
 
 
 def _conv(lhs: str, rhs: str, result: str, numbers: str, name: str = "stablehlo.convolution", **changes: str) -> str:
-    spatial = lhs.count("x") - 2
+    spatial = sum(part.isdigit() for part in lhs.split("x")) - 2
     ones = f"array<i64: {', '.join(['1'] * spatial)}>"
     attributes = {
         "window_strides": ones,
@@ -279,7 +279,7 @@ _FFTS = [
 
 
 def _cholesky(shape: str, lower: bool) -> str:
-    return _one(f"tensor<{shape}>", f"tensor<{shape}>", f"stablehlo.cholesky {{lower = {str(lower).lower()}}}")
+    return _one(f"tensor<{shape}>", f"tensor<{shape}>", "stablehlo.cholesky {lower = true}" if lower else "stablehlo.cholesky {}")
 
 
 def _positive(*shape: int, dtype: object = np.float64) -> np.ndarray:
@@ -355,12 +355,12 @@ def test_relowers(case: Case) -> None:
     check_relowers(case)
 
 
-@pytest.mark.parametrize("case", [*_PRODUCTS[:8], *_FACTORIZATIONS, *_NORMALIZATIONS, _CONVOLUTIONS[6]], ids=ids)
+@pytest.mark.parametrize("case", [*_PRODUCTS[:4], *_FACTORIZATIONS[:4], *_NORMALIZATIONS, _CONVOLUTIONS[6]], ids=ids)
 def test_vmap(case: Case) -> None:
     check_vmap(case)
 
 
-@pytest.mark.parametrize("case", [*_PRODUCTS[8:], *_CONVOLUTIONS], ids=ids)
+@pytest.mark.parametrize("case", [*_PRODUCTS[4:], *_CONVOLUTIONS, *_FACTORIZATIONS[4:]], ids=ids)
 def test_vmap_to_rounding(case: Case) -> None:
     """XLA chooses other kernels for larger products, so the last bits may differ."""
     with jax.enable_x64(True):
@@ -438,7 +438,8 @@ def test_derivative_of_cholesky(lower: bool, dtype: type) -> None:
         np.testing.assert_allclose(tangent, kept, rtol=1e-6, atol=1e-8)
         weights = _normal(2, 3, 3, dtype=dtype)
         (cotangent,) = jax.jit(lambda: jax.vjp(factor, a)[1](weights))()
-    np.testing.assert_allclose(np.sum(weights * tangent).real, np.sum(np.asarray(cotangent) * direction).real, rtol=1e-9)
+    forward, backward = np.sum(weights * np.asarray(tangent)), np.sum(np.asarray(cotangent) * direction)
+    np.testing.assert_allclose(forward.real, backward.real, rtol=1e-9)
 
 
 def test_linear_transpose() -> None:

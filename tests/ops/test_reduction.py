@@ -2,8 +2,7 @@
 
 import numpy as np
 import pytest
-
-from .checks import Case, check_derivative, check_relowers, check_value, check_vmap, ids, module
+from op_checks import Case, check_derivative, check_relowers, check_value, check_vmap, ids, module
 
 _RNG = np.random.default_rng(0)
 _X = _RNG.standard_normal((3, 5))
@@ -114,7 +113,11 @@ _REDUCTIONS = [
     Case("sum_complex", _reduce("add", "complex<f64>", "(0.0,0.0)"), [_X + 2j * _X[::-1]], primitive="reduce_sum"),
     # XLA refuses it; the sums of small integers are exact.
     Case(
-        "sum_widening", _WIDENING, [_INTS.astype("bfloat16")], relowers=False, expected=[_INTS.sum(1).astype(np.float32)]
+        "sum_widening",
+        _WIDENING,
+        [_INTS.astype("bfloat16")],
+        relowers=False,
+        expected=[_INTS.sum(1).astype(np.float32)],
     ),
     Case("prod", _reduce("multiply", "f64", "1.0"), [_X], (0,), primitive="reduce_prod"),
     Case("max", _reduce("maximum", "f64", "0xFFF0000000000000"), [_X], (0,), primitive="reduce_max"),
@@ -221,7 +224,12 @@ _WINDOWS = [
     Case("window_general", _window(_EVERYTHING, "7x6", _COMPOUND), [_ROWS], (0,)),
     Case("window_argmax", _WINDOW_ARGMAX, [_ROWS, np.arange(42, dtype=np.int32).reshape(6, 7)], (0,)),
     *[
-        Case(f"window_{op}_from_argument", _window(_PADDED, "4x4", op, from_argument=True), [_ROWS, np.float64(0.3)], (0, 1))
+        Case(
+            f"window_{op}_from_argument",
+            _window(_PADDED, "4x4", op, from_argument=True),
+            [_ROWS, np.float64(0.3)],
+            (0, 1),
+        )
         for op in ("add", "maximum", "multiply")
     ],
     Case("cumulative_sum", _window(_FORWARD, "6x7", "add"), [_ROWS], (0,)),

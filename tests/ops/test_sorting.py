@@ -3,9 +3,9 @@
 import jax
 import numpy as np
 import pytest
-import unlower
+from op_checks import Case, check_derivative, check_relowers, check_value, check_vmap, ids, module, primitives_of
 
-from .checks import Case, check_derivative, check_relowers, check_value, check_vmap, ids, module, primitives_of
+import unlower
 
 _RNG = np.random.default_rng(1)
 _X = _RNG.standard_normal((3, 5))
@@ -35,9 +35,7 @@ def _sort(elements: str, region: str, dimension: int = 1, stable: str = "true", 
 
 
 def _compare(direction: str, kind: str, element: str = "f64", i: int = 0) -> str:
-    return (
-        f"%p = stablehlo.compare {direction}, %x{i}, %y{i}, {kind} : (tensor<{element}>, tensor<{element}>) -> tensor<i1>"
-    )
+    return f"%p = stablehlo.compare {direction}, %x{i}, %y{i}, {kind} : (tensor<{element}>, tensor<{element}>) -> tensor<i1>"
 
 
 _BY_DISTANCE = """%c = stablehlo.constant dense<0.3> : tensor<f64>
@@ -88,7 +86,8 @@ _CASES = [
         module(
             "tensor<3x5xf64>",
             "tensor<3x2xf64>, tensor<3x2xi32>",
-            """    %0:2 = stablehlo.custom_call @mhlo.topk(%a0) {mhlo.attributes = {k = 2 : i64, largest = true}, mhlo.version = 1 : i64} :
+            """    %0:2 = stablehlo.custom_call @mhlo.topk(%a0) {
+        mhlo.attributes = {k = 2 : i64, largest = true}, mhlo.version = 1 : i64} :
       (tensor<3x5xf64>) -> (tensor<3x2xf64>, tensor<3x2xi32>)
     return %0#0, %0#1 : tensor<3x2xf64>, tensor<3x2xi32>""",
         ),
@@ -103,7 +102,8 @@ _CASES = [
         module(
             "tensor<3x5xf64>",
             "tensor<3x2xf64>, tensor<3x2xi32>",
-            """    %0:2 = stablehlo.custom_call @mhlo.topk(%a0) {mhlo.attributes = {k = 2 : i64, largest = false}, mhlo.version = 1 : i64} :
+            """    %0:2 = stablehlo.custom_call @mhlo.topk(%a0) {
+        mhlo.attributes = {k = 2 : i64, largest = false}, mhlo.version = 1 : i64} :
       (tensor<3x5xf64>) -> (tensor<3x2xf64>, tensor<3x2xi32>)
     return %0#0, %0#1 : tensor<3x2xf64>, tensor<3x2xi32>""",
         ),

@@ -6,7 +6,8 @@ Two operations with the same key have the same meaning whatever their operands a
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from unlower.ir.attributes import DenseElements, Enum, Float, Int, IntArray
+from unlower.evaluate.cache import SharedTemplates
+from unlower.ir.attributes import DenseElements, Enum, Float, Int, IntArray, Symbol
 from unlower.ir.module import Op, Region, Value
 
 __all__ = ["Interner", "RegionInfo"]
@@ -27,12 +28,14 @@ class Interner:
 
     Args:
       constants: the values that `stablehlo.constant` defines; scalar ones are part of a region, not captures of it.
+      shared: where the integers come from; equal structure has equal integers in every load that shares it.
     """
 
-    def __init__(self, constants: Mapping[Value, DenseElements]):
+    def __init__(self, constants: Mapping[Value, DenseElements], shared: SharedTemplates):
         self._constants = constants
+        self._shared = shared
+        self._module = shared.unique()
         self._identities: dict[int, int] = {}
-        self._values: dict[Any, int] = {}
         self._kept: list[Any] = []
         self._regions: dict[Region, RegionInfo] = {}
 
@@ -41,14 +44,10 @@ class Interner:
         try:
             return self._identities[id(thing)]
         except KeyError:
-            number = self.number(_frozen(thing))
+            number = self._shared.number(self._frozen(thing))
             self._identities[id(thing)] = number
             self._kept.append(thing)
             return number
-
-    def number(self, value: Any) -> int:
-        """Returns the integer of a hashable value."""
-        return self._values.setdefault(value, len(self._values))
 
     def op(self, op: Op) -> tuple[Any, ...]:
         """Returns the key of an operation: everything about it but which values it reads and makes."""
@@ -87,22 +86,25 @@ class Interner:
             for value in op.results:
                 local[value] = len(local)
         entries.append(tuple(map(reference, region.results)))
-        return RegionInfo(self.number(("region", tuple(entries))), tuple(captures))
+        return RegionInfo(self._shared.number(("region", tuple(entries))), tuple(captures))
 
-
-def _frozen(thing: Any) -> Any:
-    """A hashable stand-in for a type or an attribute; equal only where both spelling and value are."""
-    if isinstance(thing, DenseElements):
-        content = thing.array.tobytes() if thing.array.nbytes <= _INLINE_BYTES else id(thing)
-        return ("dense", thing.type, thing.is_splat, content, thing.elided)
-    if isinstance(thing, Int | IntArray):
-        return (type(thing), thing.element, tuple(thing) if isinstance(thing, IntArray) else int(thing))
-    if isinstance(thing, Float):
-        return (Float, thing.element, float(thing).hex())
-    if isinstance(thing, Enum):
-        return (Enum, thing.mnemonic, str(thing))
-    if isinstance(thing, Mapping):
-        return ("dict", tuple((name, _frozen(value)) for name, value in sorted(thing.items())))
-    if isinstance(thing, tuple | list):
-        return ("tuple", tuple(map(_frozen, thing)))
-    return (type(thing), thing)
+    def _frozen(self, thing: Any) -> Any:
+        """A hashable stand-in for a type or an attribute; equal only where both spelling and value are."""
+        if isinstance(thing, DenseElements):
+            small = thing.array.nbytes <= _INLINE_BYTES
+            content = thing.array.tobytes() if small else self._shared.unique()
+            return ("dense", thing.type, thing.is_splat, content, thing.elided)
+        if isinstance(thing, Symbol):
+            # A function's name means something in its own module only.
+            return (Symbol, str(thing), self._module)
+        if isinstance(thing, Int | IntArray):
+            return (type(thing), thing.element, tuple(thing) if isinstance(thing, IntArray) else int(thing))
+        if isinstance(thing, Float):
+            return (Float, thing.element, float(thing).hex())
+        if isinstance(thing, Enum):
+            return (Enum, thing.mnemonic, str(thing))
+        if isinstance(thing, Mapping):
+            return ("dict", tuple((name, self._frozen(value)) for name, value in sorted(thing.items())))
+        if isinstance(thing, tuple | list):
+            return ("tuple", tuple(map(self._frozen, thing)))
+        return (type(thing), thing)

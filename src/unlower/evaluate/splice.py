@@ -9,7 +9,7 @@ Three passes over the module:
    becomes one closed Jaxpr under a `jit` equation of its name, however often it is called.
 
 Only 2 to 12 % of a real model's operations are distinct, and copying an equation costs a few microseconds, so this is
-faster than tracing. Equations carry the name scope of the operation they came from.
+faster than tracing. Small templates are kept for the next load (`cache.py`). Equations carry the name scope of the operation they came from.
 """
 
 import re
@@ -37,6 +37,7 @@ from unlower._jax_compat import (
     splat_p,
 )
 from unlower.errors import RuleError, UnlowerError
+from unlower.evaluate.cache import shared_templates
 from unlower.evaluate.keys import Interner
 from unlower.evaluate.support import find_rule
 from unlower.ir.attributes import DenseElements
@@ -49,6 +50,9 @@ __all__ = ["splice"]
 
 _SPECIALIZED_ELEMENTS = 1024
 """Constant operands up to this many elements are shown to the rules that ask for them."""
+
+_SHARED_REGION_OPS = 8
+"""Templates of operations that hold larger programs are not kept for later loads."""
 
 _CALLS = frozenset({"func.call", "stablehlo.call", "call"})
 _CONSTANTS = frozenset({"stablehlo.constant", "mhlo.constant"})
@@ -75,10 +79,10 @@ def splice(module: Module, rules: Mapping[str, Callable[..., Any]]) -> Any:
 class _Template:
     """The equations of one distinct operation, with integers for variables: operands first, then results in order."""
 
-    __slots__ = ("consts", "op", "operands", "results", "rule", "steps")
+    __slots__ = ("consts", "key", "op", "operands", "results", "rule", "steps")
 
-    def __init__(self, op: Op, rule: Callable[..., Any], operands: tuple[Value | np.ndarray, ...]):
-        self.op, self.rule, self.operands = op, rule, operands
+    def __init__(self, op: Op, rule: Callable[..., Any], operands: tuple[Value | np.ndarray, ...], key: Any):
+        self.op, self.rule, self.operands, self.key = op, rule, operands, key
         self.steps: list[tuple[Any, ...]] = []
         self.results: list[Any] = []
         self.consts: list[tuple[Any, Any]] = []
@@ -107,7 +111,9 @@ class _Splicer:
             for op in walk(function.body):
                 if op.name in _CONSTANTS:
                     self._constants[op.results[0]] = op.attributes["value"]
-        self._interner = Interner(self._constants)
+        self._context = equation_context()
+        self._shared = shared_templates()
+        self._interner = Interner(self._constants, self._shared)
         self._templates: dict[Any, _Template] = {}
         self._plans: dict[Region, list[_Template | None]] = {}
         self._closed_regions: dict[int, Any] = {}
@@ -115,7 +121,6 @@ class _Splicer:
         self._jit_params: dict[str, dict[str, Any]] = {}
         self._literals: dict[Value, Any] = {}
         self._avals: dict[int, Any] = {}
-        self._context = equation_context()
         self._found_rules: dict[str, tuple[Callable[..., Any], bool]] = {}
         self._heights: dict[Region, int] = {}
         self._waiting: dict[int, list[_Template]] = {}
@@ -165,8 +170,14 @@ class _Splicer:
                 key = (key, shown)
             template = templates.get(key)
             if template is None:
-                template = templates[key] = _Template(op, rule, operands)
-                self._waiting.setdefault(height, []).append(template)
+                # What a rule traces to depends on the op, the rule, and JAX's context (a mesh, for one).
+                shared_key = (key, rule, self._context)
+                template = templates[key] = _Template(op, rule, operands, shared_key)
+                traced = self._shared.find(shared_key)
+                if traced is None:
+                    self._waiting.setdefault(height, []).append(template)
+                else:
+                    template.steps, template.results, template.consts = traced
             plan.append(template)
         self._plans[region] = plan
         self._heights[region] = highest
@@ -306,6 +317,8 @@ class _Splicer:
                 made = [v.aval for v in equation.outvars]
                 template.steps.append((inputs, made, equation.primitive, equation.params, equation.effects))
             template.results = [numbers[a] if type(a) is Var else a for a in results]
+            if sum(len(region.ops) for region in template.op.regions) <= _SHARED_REGION_OPS:
+                self._shared.keep(template.key, (template.steps, template.results, template.consts), template.consts)
 
     # ------------------------------------------------------------------ pass 3: assembling
 

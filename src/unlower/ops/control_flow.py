@@ -25,7 +25,7 @@ from unlower._jax_compat import (
 from unlower.ir.attributes import Int, IntArray
 from unlower.ir.module import Op
 from unlower.ir.types import TensorType, element_of_dtype
-from unlower.ops.reemit import Call, batching_rule, jvp_rule, reemit, transpose_rule, transpose_through
+from unlower.ops.reemit import Call, batching_rule, equivalent, jvp_rule, reemit, transpose_rule, transpose_through, types_of
 from unlower.ops.rule import Subprogram, op_rule
 
 __all__: list[str] = []
@@ -179,20 +179,32 @@ def scan(
     """Carries values through `body` along a dimension, and stacks what it puts out.
 
     Source: XLA's `Scan`: operands are inputs, then carries; `body` takes a slice of each input and the carries, and returns a slice
-    of each output and the carries. `is_associative` permits another order, which is not taken.
+    of each output and the carries. `is_associative` permits another order. Re-emitted, since XLA's loop rounds otherwise than
+    JAX's, which it becomes when it is transformed.
     """
-    del is_associative, resultSegmentSizes
-    axis, count = int(dimension), int(operandSegmentSizes[0])
-    inputs, carries = operands[:count], operands[count:]
+    del is_reverse, is_associative, resultSegmentSizes
+    axis, inputs = int(dimension), operands[: int(operandSegmentSizes[0])]
+    carries = operands[len(inputs) :]
     closed = body.jaxpr(*[lax.index_in_dim(x, 0, axis, keepdims=False) for x in inputs], *carries)
-    captures = body.captures
+    shapes = [variable.aval.shape for variable in open_closed_jaxpr(closed).outvars]
+    for i in range(len(shapes) - len(carries)):
+        shapes[i] = (*shapes[i][:axis], inputs[0].shape[axis], *shapes[i][axis:])
+    return reemit(op.name, operands, types_of(op, *shapes), op.attributes, [closed], [body.captures])
+
+
+@equivalent("mhlo.scan", "chlo.scan", batches=True)
+def _scan_in_lax(call: Call, *operands: Array) -> tuple[Array, ...]:
+    axis, count = int(call.attributes["dimension"]), int(call.attributes["operandSegmentSizes"][0])
+    end = len(operands) - call.captures[0]
+    inputs, carries, captures = operands[:count], operands[count:end], operands[end:]
 
     def step(carry: Any, slices: Any) -> tuple[Any, Any]:
-        results = eval_closed_jaxpr(closed, *captures, *slices, *carry)
+        results = eval_closed_jaxpr(call.regions[0], *captures, *slices, *carry)
         split = len(results) - len(carries)
         return tuple(results[split:]), tuple(results[:split])
 
-    carry, outputs = lax.scan(step, tuple(carries), tuple(_to_front(x, axis) for x in inputs), reverse=bool(is_reverse))
+    reverse = bool(call.attributes.get("is_reverse", False))
+    carry, outputs = lax.scan(step, tuple(carries), tuple(_to_front(x, axis) for x in inputs), reverse=reverse)
     return (*(_from_front(x, axis) for x in outputs), *carry)
 
 

@@ -12,7 +12,7 @@ from unlower.ir.attributes import ConvDimensionNumbers, DenseElements, IntArray
 from unlower.ir.module import Op
 from unlower.ir.types import TensorType
 from unlower.ops.dynamic_shape import known_integers
-from unlower.ops.linear_algebra import precisions
+from unlower.ops.linear_algebra import common_type, precisions
 from unlower.ops.reemit import Call, equivalent, reemit, types_of
 from unlower.ops.rule import op_rule
 
@@ -183,7 +183,7 @@ def _convolution_in_lax(call: Call, lhs: Array, rhs: Array) -> tuple[Array]:
     params = _params(lhs, call.attributes, dtype)
     reversal = call.attributes.get("window_reversal", IntArray((), "i1"))
     dimensions = [d for d, turned in zip(params["dimension_numbers"].rhs_spec[2:], reversal, strict=False) if turned]
-    common = jnp.promote_types(dtype, jnp.promote_types(lhs.dtype, rhs.dtype))
+    common = common_type(dtype, lhs.dtype, rhs.dtype)
     lhs, rhs = lhs.astype(common), rhs.astype(common)
     rhs = lax.rev(rhs, dimensions) if dimensions else rhs
     params["preferred_element_type"] = common

@@ -13,7 +13,7 @@ from unlower.ops.reemit import Call, equivalent, reemit, types_of
 from unlower.ops.rule import op_rule
 from unlower.ops.scatter import last_index_vector
 
-__all__ = ["dynamic_gather", "dynamic_slice", "dynamic_update_slice", "gather"]
+__all__ = ["dynamic_gather", "dynamic_slice", "dynamic_update_slice", "gather", "torch_index_select"]
 
 
 @op_rule("stablehlo.gather")
@@ -43,7 +43,9 @@ def gather(
     batch = [n for i, n in enumerate(start_indices.shape) if i != dimension_numbers.index_vector_dim]
     dropped = (*dimension_numbers.collapsed_slice_dims, *dimension_numbers.operand_batching_dims)
     shape = batch[:]
-    for place, n in zip(dimension_numbers.offset_dims, (n for i, n in enumerate(slice_sizes) if i not in dropped), strict=True):
+    for place, n in zip(
+        dimension_numbers.offset_dims, (n for i, n in enumerate(slice_sizes) if i not in dropped), strict=True
+    ):
         shape.insert(place, int(n))
     return reemit("stablehlo.gather", [operand, start_indices], types_of(op, shape), attributes)[0]
 
@@ -101,6 +103,25 @@ def dynamic_gather(
         slice_sizes=sizes,
         indices_are_sorted=indices_are_sorted,
     )
+
+
+@op_rule("stablehlo.torch_index_select")
+def torch_index_select(op: Op, operand: Array, index: Array, *, dim: int, batch_dims: int = 0) -> Array:
+    """Replaces dimension `dim` of `operand` by what `index` selects along it, batch by batch.
+
+    Source: the StableHLO dialect (the operation is not in the specification). Indices out of bounds are clamped.
+    """
+    dim, batch = int(dim), tuple(range(int(batch_dims)))
+    selected = range(dim, dim + index.ndim - len(batch))
+    numbers = GatherDimensionNumbers(
+        offset_dims=tuple(i for i in range(len(batch), operand.ndim - 1 + len(selected)) if i not in selected),
+        collapsed_slice_dims=(dim,),
+        operand_batching_dims=batch,
+        start_indices_batching_dims=batch,
+        start_index_map=(dim,),
+    )
+    sizes = [1 if i in (*batch, dim) else n for i, n in enumerate(operand.shape)]
+    return _lax_gather(operand, lax.expand_dims(index, (index.ndim,)), numbers, sizes, False)
 
 
 @op_rule("stablehlo.dynamic_slice")

@@ -4,14 +4,16 @@ A product is bound to JAX's primitive where that lowers to the very operation ag
 operands of different types before it multiplies them, and knows the algorithms of `dot_general` as a list of presets.
 """
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from unlower._jax_compat import primitives
+from unlower._jax_compat import primitives, ragged_dot_in_lax
 from unlower.ir.attributes import DotAlgorithm, DotDimensionNumbers, IntArray, RaggedDotDimensionNumbers
 from unlower.ir.module import Op
 from unlower.ops import factorizations
@@ -29,7 +31,7 @@ from unlower.ops.reemit import (
 )
 from unlower.ops.rule import op_rule
 
-__all__ = ["batch_in_front", "precisions"]
+__all__ = ["batch_in_front", "common_type", "precisions"]
 
 
 def precisions(config: Sequence[str]) -> tuple[lax.Precision, ...] | None:
@@ -81,6 +83,18 @@ def _bits(dtype: np.dtype) -> int:
     if dtype == bool:
         return 1
     return (jnp.finfo if jnp.issubdtype(dtype, jnp.inexact) else jnp.iinfo)(dtype).bits
+
+
+def common_type(*dtypes: np.dtype) -> np.dtype:
+    """The narrowest type that holds the values of all, integers among floats taken for floats."""
+    inexact = [dtype for dtype in dtypes if jnp.issubdtype(dtype, jnp.inexact)]
+    widest = max(inexact or dtypes, key=_bits)
+    if any(_bits(dtype) == _bits(widest) and jnp.finfo(dtype).dtype != jnp.finfo(widest).dtype for dtype in inexact):
+        # bf16 beside f16, or two kinds of f8.
+        widest = np.dtype(np.float32)
+    if any(jnp.issubdtype(dtype, jnp.complexfloating) for dtype in dtypes):
+        return np.dtype(np.complex128 if _bits(widest) > 32 else np.complex64)
+    return widest
 
 
 @op_rule("stablehlo.dot_general")
@@ -137,7 +151,7 @@ def _dot_shape(lhs: Array, rhs: Array, numbers: DotDimensionNumbers) -> tuple[in
 def _dot_general_in_lax(call: Call, lhs: Array, rhs: Array) -> tuple[Array]:
     # Derivatives only: the algorithm concerns how a product is rounded.
     dtype = call.result_types[0].dtype
-    common = jnp.promote_types(dtype, jnp.promote_types(lhs.dtype, rhs.dtype))
+    common = common_type(dtype, lhs.dtype, rhs.dtype)
     precision = precisions(call.attributes.get("precision_config", ()))
     numbers = call.attributes["dot_dimension_numbers"]
     product = _dot(lhs.astype(common), rhs.astype(common), numbers, precision, common)
@@ -203,11 +217,8 @@ def ragged_dot(
     """
     numbers = ragged_dot_dimension_numbers
     dense = numbers.dot_dimension_numbers
-    return lax.ragged_dot_general(
-        lhs,
-        rhs,
-        group_sizes,
-        lax.RaggedDotDimensionNumbers(
+    settings = {
+        "ragged_dot_dimension_numbers": lax.RaggedDotDimensionNumbers(
             dot_dimension_numbers=(
                 (list(dense.lhs_contracting_dimensions), list(dense.rhs_contracting_dimensions)),
                 (list(dense.lhs_batching_dimensions), list(dense.rhs_batching_dimensions)),
@@ -215,9 +226,27 @@ def ragged_dot(
             lhs_ragged_dimensions=list(numbers.lhs_ragged_dimensions),
             rhs_group_dimensions=list(numbers.rhs_group_dimensions),
         ),
-        precision=precisions(precision_config),
-        preferred_element_type=op.type.dtype,
-    )
+        "precision": precisions(precision_config),
+        "preferred_element_type": op.type.dtype,
+    }
+    # JAX's primitive has a derivative in one mode, and batches only if every operand does; what it expands to has no limits.
+    expanded = functools.partial(ragged_dot_in_lax, **settings)
+    product = jax.custom_batching.custom_vmap(functools.partial(lax.ragged_dot_general, **settings))
+
+    @product.def_vmap
+    def _(size: int, batched: Sequence[bool], *operands: Array) -> tuple[Array, bool]:
+        del size
+        return jax.vmap(expanded, in_axes=tuple(0 if b else None for b in batched))(*operands), True
+
+    differentiable = jax.custom_jvp(product)
+
+    @differentiable.defjvp
+    def _(primals: Sequence[Array], tangents: Sequence[Array]) -> tuple[Array, Array]:
+        lhs, rhs, sizes = primals
+        lhs_dot, rhs_dot, _ = tangents
+        return differentiable(*primals), expanded(lhs_dot, rhs, sizes) + expanded(lhs, rhs_dot, sizes)
+
+    return differentiable(lhs, rhs, group_sizes)
 
 
 # --- Fourier transforms
@@ -242,7 +271,7 @@ def cholesky(op: Op, a: Array, *, lower: bool = False) -> Array:
     Spec: `cholesky`. The other triangle of the result is the implementation's choice, so the operation is re-emitted:
     JAX's own Cholesky is a call of LAPACK on the CPU, with other bits.
     """
-    return reemit(op.name, (a,), types_of(op, a.shape), {"lower": lower})[0]
+    return reemit(op.name, (a,), types_of(op, a.shape), op.attributes)[0]
 
 
 @jvp_rule("stablehlo.cholesky")
@@ -250,7 +279,7 @@ def _cholesky_jvp(call: Call, primals: Sequence[Array], tangents: Sequence[Array
     (factor,) = call.bind(*primals)
     (a_dot,) = tangents
     assert a_dot is not None
-    return (factor,), (factorizations.cholesky(factor, a_dot, lower=bool(call.attributes["lower"])),)
+    return (factor,), (factorizations.cholesky(factor, a_dot, lower=bool(call.attributes.get("lower", False))),)
 
 
 @op_rule("stablehlo.triangular_solve")

@@ -30,7 +30,8 @@ _DRAWN = frozenset(map(np.dtype, (np.uint8, np.uint16, np.uint32, np.uint64)))
 def rng_bit_generator(op: Op, initial_state: Array, *, rng_algorithm: str) -> tuple[Array, ...]:
     """Draws uniform bits, and returns the next state before them.
 
-    Spec: `rng_bit_generator`. The state is 2 or 3 words of 64 bits, depending on the algorithm.
+    Spec: `rng_bit_generator`. The state is 2 or 3 words of 64 bits, depending on the algorithm. Where JAX has the primitive, a
+    batch is drawn as JAX draws one: from the first state of the batch.
     """
     return rng_bits(initial_state, op.types[1], rng_algorithm)
 

@@ -46,7 +46,7 @@ def reduce(op: Op, *operands: Array, dimensions: IntArray, body: Subprogram) -> 
     return reemit(op.name, operands, types, {"dimensions": dimensions}, [region], [body.captures])
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _params(name: str) -> dict[str, Any]:
     dtype = np.float32 if name in ("sum", "prod", "max", "min") else np.bool_
     return traced_params(lambda x: _REDUCERS[name][1](x, (0,)), jax.ShapeDtypeStruct((1,), dtype))

@@ -204,17 +204,19 @@ def transpose_through(function: Callable[..., Any]) -> Callable[..., Any]:
     def rule(call: Call, cotangents: Sequence[Any], operands: Sequence[Any]) -> list[Any]:
         linear = [i for i, operand in enumerate(operands) if ad.is_undefined_primal(operand)]
 
+        # Integers among the results carry no cotangent.
+        flowing = [i for i, type_ in enumerate(call.result_types) if jax.numpy.issubdtype(type_.dtype, jax.numpy.inexact)]
+
         def of_linear(*values: Any) -> tuple[Any, ...]:
             full = list(operands)
             for i, value in zip(linear, values, strict=True):
                 full[i] = value
-            return tuple(function(call, *full))
+            results = function(call, *full)
+            return tuple(results[i] for i in flowing)
 
         structs = [jax.ShapeDtypeStruct(operands[i].aval.shape, operands[i].aval.dtype) for i in linear]
-        given = [
-            lax.full(type_.shape, 0, type_.dtype) if cotangent is None else cotangent
-            for cotangent, type_ in zip(cotangents, call.result_types, strict=True)
-        ]
+        zeros = {i: lax.full(call.result_types[i].shape, 0, call.result_types[i].dtype) for i in flowing}
+        given = [zeros[i] if cotangents[i] is None else cotangents[i] for i in flowing]
         found = dict(zip(linear, jax.linear_transpose(of_linear, *structs)(tuple(given)), strict=True))
         return [found.get(i) for i in range(len(operands))]
 
@@ -251,8 +253,9 @@ def _lower(context: Any, *values: Any, **params: Any) -> Sequence[Any]:
     call = Call(**params)
     count = len(values) - sum(call.captures)
     attributes = {name: mlir_ir.Attribute.parse(text) for name, text in call.attributes.text}
-    terminator = f"{call.name.partition('.')[0]}.return"
-    regions = call.regions
+    # CHLO has no terminator of its own.
+    terminator = "mhlo.return" if call.name.startswith("mhlo.") else "stablehlo.return"
+    regions: tuple[Any, ...] = call.regions
     if call.name in _CUSTOM_CALLS and regions:
         # A custom call has no regions of its own: it names functions of the module.
         names = call.attributes["called_computations"]

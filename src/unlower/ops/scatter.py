@@ -78,7 +78,7 @@ def _kind(region: Any) -> str | None:
     return monoid.name if monoid is not None and monoid.name in _SCATTERS else None
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _params(kind: str, dtype: np.dtype) -> dict[str, Any]:
     numbers = lax.ScatterDimensionNumbers((), (0,), (0,))
     structs = [jax.ShapeDtypeStruct((1,), dtype), jax.ShapeDtypeStruct((1,), np.int32), jax.ShapeDtypeStruct((), dtype)]
@@ -162,11 +162,12 @@ def scatter_by_loop(
     for i, place in zip(kept, windowed, strict=True):
         window[i] = updates[0].shape[place]
     flat_updates = [
-        lax.reshape(lax.transpose(update, (*scattered, *windowed)), (flat_indices.shape[0], *window)) for update in updates
+        lax.reshape(lax.transpose(update, (*scattered, *windowed)), (flat_indices.shape[0], *window))
+        for update in updates
     ]
     # Where a batching dimension stands, the index is the position in the batch itself.
     positions = np.indices(batch_shape).reshape(len(batch_shape), -1)
-    starts = [np.zeros(flat_indices.shape[0], flat_indices.dtype)] * rank
+    starts: list[Any] = [np.zeros(flat_indices.shape[0], flat_indices.dtype)] * rank
     for i, place in zip(numbers.operand_batching_dims, numbers.scatter_indices_batching_dims, strict=True):
         starts[i] = positions[place].astype(flat_indices.dtype)
     for place, i in enumerate(numbers.scatter_dims_to_operand_dims):

@@ -100,7 +100,11 @@ def _operation(equation: Any) -> Any:
     params = equation.params
     if equation.primitive is reemit_p and params["name"] == "stablehlo.compare":
         attributes = params["attributes"]
-        return ("compare", str(attributes["comparison_direction"]), is_float and attributes["compare_type"] == "TOTALORDER")
+        return (
+            "compare",
+            str(attributes["comparison_direction"]),
+            is_float and attributes["compare_type"] == "TOTALORDER",
+        )
     return (equation.primitive.name, tuple(sorted((name, repr(value)) for name, value in params.items())))
 
 

@@ -195,7 +195,9 @@ def _patches(padded: Any, window: _Window) -> Any:
 def _take(operand: Any, places: np.ndarray, axis: int) -> Any:
     """Replaces dimension `axis` by the two dimensions of `places`, which are positions along it."""
     numbers = lax.GatherDimensionNumbers(
-        offset_dims=(*range(axis), *range(axis + 2, operand.ndim + 1)), collapsed_slice_dims=(axis,), start_index_map=(axis,)
+        offset_dims=(*range(axis), *range(axis + 2, operand.ndim + 1)),
+        collapsed_slice_dims=(axis,),
+        start_index_map=(axis,),
     )
     sizes = [*operand.shape[:axis], 1, *operand.shape[axis + 1 :]]
     if operand.shape[axis] == 0 or places.size == 0:
@@ -205,7 +207,7 @@ def _take(operand: Any, places: np.ndarray, axis: int) -> Any:
 
 def _batched_attributes(call: Call) -> dict[str, Any]:
     """The attributes of a call that gained a leading dimension which its windows leave alone."""
-    attributes = {
+    attributes: dict[str, Any] = {
         name: IntArray((1, *call.attributes[name]))
         for name in ("window_dimensions", "window_strides", "base_dilations", "window_dilations")
         if name in call.attributes

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import numpy as np
+
 import unlower
 from unlower._jax_compat import compile_with_xla
 from unlower.ir.module import Module, walk
@@ -107,7 +108,9 @@ def _operations(module: Module) -> list[Any]:
         for op in walk(function.body):
             if op.name in ("stablehlo.constant", "func.call"):
                 continue
-            attributes = {name: format_attribute(value) for name, value in op.attributes.items() if name != "compare_type"}
+            attributes = {
+                name: format_attribute(value) for name, value in op.attributes.items() if name != "compare_type"
+            }
             attributes = {n: a for n, a in attributes.items() if _DEFAULTS.get(n) != a and not _is_plain(n, a)}
             attributes.pop("called_computations", None)
             found.append((op.name, sorted(attributes.items()), [str(t) for t in op.types]))
@@ -130,7 +133,10 @@ def check_vmap(case: Case) -> None:
         compiled, count = jax.jit(program.flat), len(case.inputs)
         choices = {tuple(range(count)), *((i,) for i in range(count))} if count else set()
         for batched in choices:
-            stacked = [np.stack([_variant(x, k) for k in range(3)], -1) if i in batched else x for i, x in enumerate(case.inputs)]
+            stacked = [
+                np.stack([_variant(x, k) for k in range(3)], -1) if i in batched else x
+                for i, x in enumerate(case.inputs)
+            ]
             axes = [-1 if i in batched else None for i in range(count)]
             together = jax.jit(jax.vmap(program.flat, in_axes=axes))(*stacked)
             for k in range(3):
@@ -183,7 +189,7 @@ def check_derivative(case: Case) -> None:
         np.testing.assert_allclose(pushed, pulled, rtol=1e-10, atol=1e-12)
         # Directions under vmap, and a derivative of the derivative, must trace.
         jax.jit(jax.vmap(lambda *d: forward(fixed, base, list(d)))).lower(*[d[None] for d in directions])
-        second = lambda x, d: jax.jvp(lambda *x: backward(fixed, x, weights), x, d)  # noqa: E731
+        second = lambda x, d: jax.jvp(lambda *x: backward(fixed, x, weights), x, d)
         jax.jit(second).lower(base, directions)
 
 
