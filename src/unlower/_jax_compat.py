@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax._src import compiler as _compiler
-from jax._src import api as _api
 from jax._src import ad_util, core, dispatch, effects, source_info_util
+from jax._src import api as _api
+from jax._src import compiler as _compiler
 from jax._src import literals as _literals
 from jax._src.interpreters import mlir
 from jax._src.lax import lax as _lax
@@ -22,7 +22,7 @@ from jax._src.lib import xla_client as _xla_client
 from jax._src.lib.mlir import ir as mlir_ir
 from jax._src.lib.mlir.dialects import hlo as mlir_hlo
 from jax.extend.core import primitives
-from jaxlib import _hlo
+from jaxlib import _hlo  # pyright: ignore[reportAttributeAccessIssue]  (no stubs)
 
 __all__ = [
     "JaxprEqn",
@@ -77,7 +77,7 @@ def closed_jaxpr(parts: JaxprParts, name: str, effects: frozenset[Any] = frozens
     arguments = (list(parts.constvars), list(parts.invars), list(parts.outvars), list(parts.eqns), effects, debug)
     if hasattr(core, "ClosedJaxpr"):
         return core.ClosedJaxpr(core.Jaxpr(*arguments), list(parts.consts))
-    return core.Jaxpr(*arguments, consts=list(parts.consts))
+    return core.Jaxpr(*arguments, consts=list(parts.consts))  # pyright: ignore[reportCallIssue]  (jax 0.12)
 
 
 def shaped_array(shape: tuple[int, ...], dtype: np.dtype) -> Any:
@@ -168,7 +168,8 @@ def splat_equation_params(shape: tuple[int, ...]) -> dict[str, Any]:
 
 def new_mlir_context() -> Any:
     """Creates an MLIR context of one's own. jax 0.12 hands one context out ten times, and what is read would live on in it."""
-    return mlir._create_ir_context() if hasattr(mlir, "_create_ir_context") else mlir.make_ir_context()
+    create = getattr(mlir, "_create_ir_context", mlir.make_ir_context)
+    return create()
 
 
 @contextlib.contextmanager
@@ -242,7 +243,13 @@ class OpEffect(effects.Effect):
         return "unlower"
 
 
-for _allowed in ("lowerable", "control_flow_allowed", "remat_allowed", "custom_derivatives_allowed", "partial_eval_kept"):
+for _allowed in (
+    "lowerable",
+    "control_flow_allowed",
+    "remat_allowed",
+    "custom_derivatives_allowed",
+    "partial_eval_kept",
+):
     getattr(effects, f"{_allowed}_effects").add_type(OpEffect)
 
 
@@ -256,7 +263,9 @@ def new_primitive(name: str) -> Any:
 
 def result_aval(operands: Sequence[Any], shape: tuple[int, ...], dtype: np.dtype) -> Any:
     """The abstract value of a result: inside a shard_map it varies along every axis along which an operand does."""
-    like = next((operand for operand in operands if isinstance(operand, core.ShapedArray) and operand.mat.varying), None)
+    like = next(
+        (operand for operand in operands if isinstance(operand, core.ShapedArray) and operand.mat.varying), None
+    )
     if like is None:
         return core.ShapedArray(shape, dtype)
     varying = frozenset().union(*(operand.mat.varying for operand in operands if isinstance(operand, core.ShapedArray)))
@@ -283,7 +292,7 @@ def lower_to_block(context: Any, block: Any, closed: Any, captured: Sequence[Any
             const_lowering=context.const_lowering,
             outer_traceback=context.traceback,
         )
-        mlir_ir.Operation.create(terminator, operands=results)
+        mlir_ir.Operation.create(terminator, operands=results)  # pyright: ignore[reportArgumentType]  (a value each)
 
 
 def traced_params(function: Any, *structs: Any) -> dict[str, Any]:
@@ -337,7 +346,7 @@ def lower_to_function(context: Any, name: str, closed: Any, terminator: str) -> 
 # --- ops: primitives whose parameters differ between releases
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def with_sharding_none(primitive: Any) -> Any:
     """Returns `primitive.bind` with `sharding=None`, which broadcast, reshape and iota take (jax 0.10 to 0.12)."""
     return functools.partial(primitive.bind, sharding=None)

@@ -135,4 +135,4 @@ def test_elided_parts_of_tuples_are_refused():
     text = "HloModule m\nENTRY e {\n  ROOT c = (f32[2], f32[40]) constant(({1, 2}, {...}))\n}"
     with pytest.raises(FormatError, match="a constant has part of its values left out") as caught:
         read(text)
-    assert caught.value.where == "line 3: ROOT c = (f32[2], f32[40]) constant(({1, 2}, {..."
+    assert caught.value.where == "line 3: ROOT c = (f32[2], f32[40]) constant(({1, 2}, {...}"

@@ -405,7 +405,7 @@ class _Splicer:
         literal = self._literals.get(value)
         if literal is None:
             array = self._constants[value].array
-            literal = self._literals[value] = Literal(array, shaped_array((), array.dtype))
+            literal = self._literals[value] = Literal(canonical_constant(array), shaped_array((), array.dtype))
         return literal
 
     def _constant(

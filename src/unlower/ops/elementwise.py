@@ -275,7 +275,7 @@ def _from_bytes(raw: Array, dtype: np.dtype, rows: tuple[int, ...], several: boo
         return lax.reshape(
             lax.ne(lax.bitwise_and(bits, lax.full_like(bits, 1)), lax.full_like(bits, 0)), (*rows, raw.shape[-1] * 8)
         )
-    part = np.empty(0, dtype).real.dtype
+    part = np.real(np.empty(0, dtype)).dtype
     count = raw.shape[-1] // part.itemsize
     parts = lax.reshape(raw, (*rows, count, part.itemsize))
     values = lax.bitcast_convert_type(parts if part.itemsize > 1 else lax.squeeze(parts, (parts.ndim - 1,)), part)

@@ -70,7 +70,7 @@ def _preset(algorithm: DotAlgorithm, lhs: np.dtype, rhs: np.dtype, result: np.dt
     if preset is None or lhs != rhs:
         return None
     inputs, outputs = preset.supported_lhs_types, preset.supported_output_types(lhs, rhs)
-    fits = lhs in map(np.dtype, inputs or ()) and result in map(np.dtype, outputs or ())
+    fits = lhs in [np.dtype(t) for t in inputs or ()] and result in [np.dtype(t) for t in outputs or ()]
     return preset if fits else None
 
 

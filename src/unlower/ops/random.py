@@ -23,7 +23,7 @@ _ALGORITHMS: Mapping[str, lax.RandomAlgorithm] = {
 }
 
 _DRAWN = frozenset(map(np.dtype, (np.uint8, np.uint16, np.uint32, np.uint64)))
-"""The types that JAX draws as they are; the others it draws as ui32 and converts."""
+"""The types that are drawn as they are."""
 
 
 @op_rule("stablehlo.rng_bit_generator")
@@ -38,11 +38,15 @@ def rng_bit_generator(op: Op, initial_state: Array, *, rng_algorithm: str) -> tu
 
 def rng_bits(state: Array, bits: TensorType, algorithm: str) -> tuple[Array, ...]:
     """Draws an array of type `bits`; returns the next state, and the bits."""
-    if state.shape == (2,) and state.dtype == np.uint64 and bits.dtype in _DRAWN:
+    if state.shape == (2,) and bits.dtype in _DRAWN:
         return primitives.rng_bit_generator_p.bind(
             state, shape=bits.shape, dtype=bits.dtype, algorithm=_ALGORITHMS[algorithm], out_sharding=None
         )
-    # Other states and types are XLA's alone.
+    if bits.dtype not in _DRAWN:
+        # XLA draws unsigned integers whatever the type says, and trips over the difference inside a loop.
+        state, drawn = rng_bits(state, TensorType(bits.shape, f"ui{8 * bits.dtype.itemsize}"), algorithm)
+        return state, lax.bitcast_convert_type(drawn, bits.dtype)
+    # A state of three words is XLA's alone.
     types = (TensorType(state.shape, "ui64"), bits)
     attributes = {"rng_algorithm": Enum(algorithm, "stablehlo", "rng_algorithm")}
     return reemit("stablehlo.rng_bit_generator", (state,), types, attributes)

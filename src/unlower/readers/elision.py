@@ -21,9 +21,7 @@ __all__ = ["ELIDED_TARGET", "Elision", "mark_hlo_text", "mark_mlir_text"]
 ELIDED_TARGET = "unlower.elided"
 """The custom call that stands for an elided constant on its way through XLA's parser and converter."""
 
-_HLO_ELIDED = re.compile(
-    r"""constant\(\s*\{\s*\.\.\.\s*\}\s*\)|"(?:[^"\\]|\\.)*"|/\*.*?\*/|//[^\n]*|\.\.\.""", re.DOTALL
-)
+_HLO_ELIDED = re.compile(r"""constant\(\{\.\.\.\}\)|"(?:[^"\\]|\\.)*"|/\*.*?\*/|//[^\n]*|\{\.\.\.\}""")
 _HLO_NAME = re.compile(r"(?:ROOT\s+)?%?([\w.\-]+)\s*=[^=]*$")
 _MLIR_ELIDED = re.compile(r"""dense_resource<__elided__>|"(?:[^"\\]|\\.)*"|//[^\n]*""")
 _MLIR_NAME = re.compile(r"%([\w$.\-]+)(?::\d+)?\s*=[^\n]*$")
@@ -95,21 +93,30 @@ def mark_hlo_text(text: str) -> str:
     Raises:
       FormatError: a tuple constant with elided parts.
     """
-    if "{...}" not in text:
-        return text
     names: dict[str, int] = {}
+    pieces: list[str] = []
+    done, found = 0, text.find("{...}")
+    while found >= 0:
+        start, stop = text.rfind("\n", 0, found) + 1, text.find("\n", found)
+        stop = len(text) if stop < 0 else stop
+        pieces += [text[done:start], _mark_hlo_line(text[start:stop], names, text.count("\n", 0, start) + 1)]
+        done, found = stop, text.find("{...}", stop)
+    return "".join([*pieces, text[done:]]) if pieces else text
+
+
+def _mark_hlo_line(text: str, names: dict[str, int], number: int) -> str:
+    """Marks one line: strings end where it ends, so nothing before it matters."""
 
     def replace(match: re.Match[str]) -> str:
-        start = text.rfind("\n", 0, match.start()) + 1
-        if match.group() == "...":
+        if match.group() == "{...}":
             raise FormatError(
                 "a constant has part of its values left out",
-                where=f"line {text.count(chr(10), 0, start) + 1}: {text[start : match.end()].strip()[:120]}",
+                where=f"line {number}: {text[: match.end()].strip()[:120]}",
                 mend="write the file with its constants (as a proto, or with XLA_FLAGS=--xla_dump_large_constants)",
             )
         if not match.group().startswith("constant"):
             return match.group()
-        found = _HLO_NAME.search(re.sub(r"/\*.*?\*/", "", text[start : match.start()]))
+        found = _HLO_NAME.search(re.sub(r"/\*.*?\*/", "", text[: match.start()]))
         name = _unique(found.group(1) if found else "constant", names)
         return f'custom-call(), custom_call_target="{ELIDED_TARGET}", backend_config="{name}"'
 

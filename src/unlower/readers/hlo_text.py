@@ -12,7 +12,7 @@ from unlower.readers.elision import Elision, mark_hlo_text
 from unlower.readers.hlo_proto import module_from_hlo_proto
 from unlower.readers.text import decode_utf8, first_token
 
-__all__ = ["is_hlo_text", "read_hlo_text"]
+__all__ = ["is_hlo_text", "keep_negative_zeros", "read_hlo_text"]
 
 _LAYOUT = re.compile(r"^\s*HloModule\b[^\n]*entry_computation_layout=", re.MULTILINE)
 _ENTRY = re.compile(r"^\s*ENTRY\b", re.MULTILINE)
@@ -32,7 +32,7 @@ def read_hlo_text(data: bytes, elision: Elision) -> Module:
     Raises:
       FormatError: text that XLA cannot parse, with its line and column; elided constants; what the converter refuses.
     """
-    text = mark_hlo_text(_keep_negative_zeros(decode_utf8(data)))
+    text = mark_hlo_text(keep_negative_zeros(decode_utf8(data)))
     if _LAYOUT.search(text) and not _ENTRY.search(text):
         # XLA would take the last computation for the entry; its converter ends the process when the layout disagrees.
         raise FormatError("the HLO text has no ENTRY computation", mend="the file is cut off; copy or dump it again")
@@ -43,7 +43,7 @@ def read_hlo_text(data: bytes, elision: Elision) -> Module:
     return module_from_hlo_proto(proto, elision)
 
 
-def _keep_negative_zeros(text: str) -> str:
+def keep_negative_zeros(text: str) -> str:
     """Spells the `-0` of float constants `-0.0`: XLA prints the former, and its parser reads that as the integer 0."""
     if not _NEGATIVE_ZERO.search(text):
         return text

@@ -93,7 +93,8 @@ class _Builder:
         self._types: dict[Any, Type] = {}
         self._interned: dict[Any, Any] = {}
         self._attributes: dict[Any, Any] = {}
-        self._locations: dict[Any, Location] = {}
+        self._locations: dict[Any, Location | None] = {}
+        self._places: dict[Any, Location] = {}
         self._symbols: list[str] = []
         self._number = 0
         self._resources: dict[str, bytes] | None = None
@@ -149,6 +150,7 @@ class _Builder:
         self._module = None
         self._types.clear()
         self._attributes.clear()
+        self._locations.clear()
 
     # --- types, attributes, locations
 
@@ -220,32 +222,34 @@ class _Builder:
 
     def _location(self, location: Any) -> Location | None:
         kind = type(location)
+        if kind is ir.FileLineColLoc and location.filename == "-":
+            # MLIR's own: the place in the text that was read. Each is met once, so no look-up.
+            return Location(None, "<text>", location.start_line)
+        key = location.attr  # uniqued, which locations are not
+        try:
+            return self._locations[key]
+        except KeyError:
+            place = self._locations[key] = self._read_location(location)
+            return place
+
+    def _read_location(self, location: Any) -> Location | None:
+        """Reads the name, and the line of the innermost frame."""
         name = None
-        if kind is ir.NameLoc:
+        if type(location) is ir.NameLoc:
             name = location.name_str
             location = location.child_loc
-            kind = type(location)
-        while kind is ir.CallSiteLoc:
+        while type(location) is ir.CallSiteLoc:
             location = location.callee
-            kind = type(location)
-        if kind is ir.NameLoc:
+        if type(location) is ir.NameLoc:
             # Python frames: `"function"("file":line)`.
             location = location.child_loc
-            kind = type(location)
-        if kind is ir.FileLineColLoc:
-            file, line = location.filename, location.start_line
-            if file == "-":
-                # MLIR's own: the place in the text that was read. Each line is met about once, so no look-up.
-                return Location(name, "<text>", line)
-            key = (name, file, line)
-        elif name is None:
-            return None
+        if type(location) is not ir.FileLineColLoc:
+            place = (name, None, None)
+        elif location.filename == "-":
+            place = (name, "<text>", location.start_line)
         else:
-            key = name
-        found = self._locations.get(key)
-        if found is None:
-            found = self._locations[key] = Location(*key) if type(key) is tuple else Location(name)
-        return found
+            place = (name, location.filename, location.start_line)
+        return None if place == (None, None, None) else self._places.setdefault(place, Location(*place))
 
     # --- functions
 

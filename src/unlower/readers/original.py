@@ -9,7 +9,7 @@ import jax.export
 from unlower._jax_compat import convert_hlo_to_stablehlo, hlo_text_to_proto
 from unlower.readers.detect import source_bytes
 from unlower.readers.hlo_proto import unwrap
-from unlower.readers.hlo_text import is_hlo_text
+from unlower.readers.hlo_text import is_hlo_text, keep_negative_zeros
 from unlower.readers.stablehlo_bytecode import is_bytecode
 from unlower.readers.stablehlo_text import is_stablehlo_text
 from unlower.readers.text import decode_utf8
@@ -38,7 +38,7 @@ def original_stablehlo(source: Any) -> str | bytes:
     if is_bytecode(data):
         return data
     if is_hlo_text(data):
-        return convert_hlo_to_stablehlo(hlo_text_to_proto(decode_utf8(data)))
+        return convert_hlo_to_stablehlo(hlo_text_to_proto(keep_negative_zeros(decode_utf8(data))))
     if is_stablehlo_text(data):
         return decode_utf8(data)
     module = unwrap(data)
