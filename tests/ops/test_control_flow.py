@@ -3,9 +3,9 @@
 import jax
 import numpy as np
 import pytest
-import unlower
-
 from op_checks import Case, check_derivative, check_relowers, check_value, check_vmap, ids, module, primitives_of
+
+import unlower
 
 _X, _Y = np.array([0.3, -1.2, 2.5]), np.array([1.5, 0.25, -0.75])
 
@@ -59,7 +59,11 @@ def _case(*branches: str, index: str = "%a0") -> str:
     """A choice between unary operations on `%a1`, the first of which also reads `%a2`."""
     regions = []
     for place, op in enumerate(branches):
-        first = "%1 = stablehlo.multiply %a1, %a2 : tensor<3xf64>" if place == 0 else "%1 = stablehlo.negate %a1 : tensor<3xf64>"
+        first = (
+            "%1 = stablehlo.multiply %a1, %a2 : tensor<3xf64>"
+            if place == 0
+            else "%1 = stablehlo.negate %a1 : tensor<3xf64>"
+        )
         regions.append(f"""{{
         {first}
         %2 = stablehlo.{op} %1 : tensor<3xf64>
@@ -176,7 +180,11 @@ _OTHERS = [
     Case("tokens", _TOKENS, [_X, np.bool_(True)], relowers=False),
     Case(
         "partition_id",
-        module("", "tensor<ui32>, tensor<ui32>", "    %0 = stablehlo.partition_id : tensor<ui32>\n    %1 = stablehlo.replica_id : tensor<ui32>\n    return %0, %1 : tensor<ui32>, tensor<ui32>"),
+        module(
+            "",
+            "tensor<ui32>, tensor<ui32>",
+            "    %0 = stablehlo.partition_id : tensor<ui32>\n    %1 = stablehlo.replica_id : tensor<ui32>\n    return %0, %1 : tensor<ui32>, tensor<ui32>",
+        ),
         [],
         relowers=False,
     ),
@@ -208,7 +216,9 @@ def test_derivative(case: Case) -> None:
 def test_while_has_a_forward_derivative() -> None:
     with jax.enable_x64(True):
         program = unlower.load(_NEWTON)
-        results, tangents = jax.jvp(lambda y: program.flat(np.float64(3.0), y)[0], (np.float64(2.0),), (np.float64(1.0),))
+        results, tangents = jax.jvp(
+            lambda y: program.flat(np.float64(3.0), y)[0], (np.float64(2.0),), (np.float64(1.0),)
+        )
         ahead, behind = (program.flat(np.float64(3.0), np.float64(2.0 + d))[0] for d in (1e-6, -1e-6))
         np.testing.assert_allclose(tangents, (ahead - behind) / 2e-6, rtol=1e-6)
     assert float(results) == pytest.approx(2**0.5, abs=1e-2)

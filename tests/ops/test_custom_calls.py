@@ -7,16 +7,16 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 import pytest
-import unlower
 from jax import lax
+from op_checks import assert_same_bits, module
+
+import unlower
 from unlower.errors import RuleError, SignatureError, UnlowerError, UnsupportedOpError
 from unlower.ir.module import walk
 from unlower.ir.printer import format_attribute
 from unlower.ops.custom_calls.lapack import TARGETS
 from unlower.ops.custom_calls.sharding import MARKERS, PARTS
 from unlower.readers.detect import read
-
-from op_checks import assert_same_bits, module
 
 _RNG = np.random.default_rng(0)
 
@@ -54,7 +54,11 @@ _SVD = lax.linalg.SvdAlgorithm
 _DIAGONALS = [np.r_[0.0, _RNG.standard_normal(3)], _RNG.standard_normal(4) + 3, np.r_[_RNG.standard_normal(3), 0.0]]
 _ROUTINES = [
     Routine("potrf", lambda a: lax.linalg.cholesky(a), [_symmetric(4)]),
-    Routine("trsm", lambda a, b: lax.linalg.triangular_solve(a, b, left_side=True, lower=True), [_matrix(4, 4), _matrix(4, 2)]),
+    Routine(
+        "trsm",
+        lambda a, b: lax.linalg.triangular_solve(a, b, left_side=True, lower=True),
+        [_matrix(4, 4), _matrix(4, 2)],
+    ),
     Routine(
         "trsm",
         lambda a, b: lax.linalg.triangular_solve(a, b, transpose_a=True, conjugate_a=True, unit_diagonal=True),
@@ -68,7 +72,11 @@ _ROUTINES = [
     Routine("orgqr", lax.linalg.householder_product, [_matrix(4, 3), _RNG.standard_normal(3)], derivative=False),
     Routine("syevd", lambda a: lax.linalg.eigh(a), [_symmetric(4)]),
     Routine("syevd", lambda a: lax.linalg.eigh(a, lower=False)[1], [_symmetric(4)]),
-    Routine("geev", lambda a: lax.linalg.eig(a, compute_left_eigenvectors=False, compute_right_eigenvectors=False), [_matrix(4, 4)]),
+    Routine(
+        "geev",
+        lambda a: lax.linalg.eig(a, compute_left_eigenvectors=False, compute_right_eigenvectors=False),
+        [_matrix(4, 4)],
+    ),
     Routine("geev", lambda a: lax.linalg.eig(a), [_matrix(4, 4)], derivative=False),
     Routine("gees", lambda a: lax.linalg.schur(a), [_matrix(4, 4)], derivative=False),
     Routine("gehrd", lambda a: lax.linalg.hessenberg(a), [_matrix(4, 4)], derivative=False),
@@ -105,7 +113,7 @@ def _flat(function: Callable[..., Any]) -> Callable[..., tuple[Any, ...]]:
     return lambda *xs: tuple(jax.tree.leaves(function(*xs)))
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _lowered(place: int) -> tuple[str, unlower.Program]:
     routine, dtype = _CASES[place]
     text = jax.jit(_flat(routine.function)).lower(*_inputs(routine, dtype)).as_text()
@@ -145,7 +153,10 @@ def test_vmap(place: int) -> None:
         inputs = _inputs(routine, dtype)
         _, program = _lowered(place)
         batched = jax.jit(jax.vmap(jax.vmap(program.flat, in_axes=(1,) + (None,) * (len(inputs) - 1))))
-        stacked = [np.stack([np.stack([x, 2 * x], 1), np.stack([3 * x, x], 1)]) if i == 0 else np.stack([x, x]) for i, x in enumerate(inputs)]
+        stacked = [
+            np.stack([np.stack([x, 2 * x], 1), np.stack([3 * x, x], 1)]) if i == 0 else np.stack([x, x])
+            for i, x in enumerate(inputs)
+        ]
         assert "stablehlo.while" not in batched.lower(*stacked).as_text() or "getrf" in routine.name
         together = batched(*stacked)
         for i, row in enumerate(((1, 2), (3, 1))):

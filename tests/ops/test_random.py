@@ -3,9 +3,9 @@
 import jax
 import numpy as np
 import pytest
-import unlower
-
 from op_checks import Case, check_relowers, check_value, check_vmap, ids, module
+
+import unlower
 
 
 def _generator(element: str, shape: str, algorithm: str, words: int = 2) -> str:
@@ -20,7 +20,11 @@ def _generator(element: str, shape: str, algorithm: str, words: int = 2) -> str:
 
 _TWO, _THREE = np.array([11, 2**63 + 5], np.uint64), np.array([11, 3, 2**63 + 5], np.uint64)
 _GENERATORS = [
-    *[Case(f"{algorithm} {element}", _generator(element, "3x5x", algorithm), [_TWO]) for algorithm in ("DEFAULT", "THREE_FRY", "PHILOX") for element in ("ui32", "ui64")],
+    *[
+        Case(f"{algorithm} {element}", _generator(element, "3x5x", algorithm), [_TWO])
+        for algorithm in ("DEFAULT", "THREE_FRY", "PHILOX")
+        for element in ("ui32", "ui64")
+    ],
     Case("THREE_FRY ui8", _generator("ui8", "7x", "THREE_FRY"), [_TWO]),
     Case("THREE_FRY ui16 of no dimension", _generator("ui16", "", "THREE_FRY"), [_TWO]),
     Case("PHILOX with three words", _generator("ui32", "5x", "PHILOX", 3), [_THREE], primitive="reemit"),
@@ -105,7 +109,9 @@ def test_rng_moves_with_its_parameters(distribution: str) -> None:
         drawn_too, scaled = jax.jvp(draw, (a, b), (np.float64(0.0), np.float64(1.0)))
         standard = (drawn - a) / (b - a) if distribution == "UNIFORM" else (drawn - a) / b
         standard_too = (drawn_too - a) / (b - a) if distribution == "UNIFORM" else (drawn_too - a) / b
-        np.testing.assert_allclose(moved, 1 - standard if distribution == "UNIFORM" else np.ones_like(drawn), atol=1e-12)
+        np.testing.assert_allclose(
+            moved, 1 - standard if distribution == "UNIFORM" else np.ones_like(drawn), atol=1e-12
+        )
         np.testing.assert_allclose(scaled, standard_too, atol=1e-12)
 
 

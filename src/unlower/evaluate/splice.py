@@ -417,7 +417,7 @@ class _Splicer:
             return
         environment[value] = variable = Var(self._aval(value))
         if constant.is_splat:
-            scalar = Literal(constant.array, shaped_array((), constant.array.dtype))
+            scalar = Literal(canonical_constant(constant.array), shaped_array((), constant.array.dtype))
             params = splat_equation_params(constant.type.shape)
             append(JaxprEqn([scalar], [variable], splat_p, params, frozenset(), source, self._context))
         else:

@@ -25,7 +25,16 @@ from unlower._jax_compat import (
 from unlower.ir.attributes import Int, IntArray
 from unlower.ir.module import Op
 from unlower.ir.types import TensorType, element_of_dtype
-from unlower.ops.reemit import Call, batching_rule, equivalent, jvp_rule, reemit, transpose_rule, transpose_through, types_of
+from unlower.ops.reemit import (
+    Call,
+    batching_rule,
+    equivalent,
+    jvp_rule,
+    reemit,
+    transpose_rule,
+    transpose_through,
+    types_of,
+)
 from unlower.ops.rule import Subprogram, op_rule
 
 __all__: list[str] = []
@@ -144,7 +153,9 @@ def _with_inputs(jaxpr: Any, own: Sequence[int], avals: Sequence[Any]) -> Any:
     invars = [Var(aval) for aval in avals]
     for variable, position in zip(parts.invars, own, strict=True):
         invars[position] = variable
-    return closed_jaxpr(JaxprParts(invars, parts.outvars, parts.eqns, parts.constvars, parts.consts), "branch", jaxpr.effects)
+    return closed_jaxpr(
+        JaxprParts(invars, parts.outvars, parts.eqns, parts.constvars, parts.consts), "branch", jaxpr.effects
+    )
 
 
 def _branch_index_batch(operands: Sequence[Any], dims: Sequence[Any], *, branches: int) -> tuple[Any, Any]:

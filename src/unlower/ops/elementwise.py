@@ -10,7 +10,7 @@ from jax import Array, lax
 from unlower._jax_compat import optimization_barrier_p, primitives
 from unlower.ir.attributes import Enum, ResultAccuracy
 from unlower.ir.module import Op
-from unlower.ops.reemit import Call, batching_rule, materialize_batch, reemit
+from unlower.ops.reemit import Call, batching_rule, equivalent, materialize_batch, reemit
 from unlower.ops.rule import op_rule
 
 __all__ = ["accuracy_of", "reemit_elementwise"]
@@ -27,7 +27,6 @@ def _register(name: str, primitive: Any) -> None:
 
 # Operands only, and exactly one primitive.
 for _name, _primitive in {
-    "stablehlo.abs": primitives.abs_p,
     "stablehlo.and": primitives.and_p,
     "stablehlo.atan2": primitives.atan2_p,
     "stablehlo.ceil": primitives.ceil_p,
@@ -168,19 +167,62 @@ def _register_accurate(name: str, primitive: Any) -> None:
 
 
 for _name, _primitive in {
-    "stablehlo.cosine": primitives.cos_p,
     "stablehlo.exponential": primitives.exp_p,
     "stablehlo.exponential_minus_one": primitives.expm1_p,
     "stablehlo.log": primitives.log_p,
     "stablehlo.log_plus_one": primitives.log1p_p,
-    "stablehlo.logistic": primitives.logistic_p,
     "stablehlo.rsqrt": primitives.rsqrt_p,
-    "stablehlo.sine": primitives.sin_p,
     "stablehlo.sqrt": primitives.sqrt_p,
     "stablehlo.tan": primitives.tan_p,
     "stablehlo.tanh": primitives.tanh_p,
 }.items():
     _register_accurate(_name, _primitive)
+
+
+# --- functions whose primitive lowers to something else
+
+
+@op_rule("stablehlo.logistic")
+def logistic(op: Op, operand: Array, *, result_accuracy: ResultAccuracy | None = None) -> Array:
+    """Computes `1 / (1 + exp(-x))` elementwise.
+
+    Spec: `logistic`. The primitive lowers to that formula, which rounds more often than the op, so the op is re-emitted; its
+    derivative is the primitive's.
+    """
+    return reemit_elementwise(op, operand)
+
+
+@op_rule("stablehlo.sine")
+def sine(op: Op, operand: Array, *, result_accuracy: ResultAccuracy | None = None) -> Array:
+    """Takes the sine elementwise. Spec: `sine`. Of complex numbers JAX has a formula of its own, so the op is re-emitted."""
+    if jnp.issubdtype(operand.dtype, jnp.complexfloating):
+        return reemit_elementwise(op, operand)
+    return primitives.sin_p.bind(operand, accuracy=accuracy_of(result_accuracy))
+
+
+@op_rule("stablehlo.cosine")
+def cosine(op: Op, operand: Array, *, result_accuracy: ResultAccuracy | None = None) -> Array:
+    """Takes the cosine elementwise. Spec: `cosine`. Complex as in `sine`."""
+    if jnp.issubdtype(operand.dtype, jnp.complexfloating):
+        return reemit_elementwise(op, operand)
+    return primitives.cos_p.bind(operand, accuracy=accuracy_of(result_accuracy))
+
+
+@op_rule("stablehlo.abs")
+def abs_(op: Op, operand: Array) -> Array:
+    """Takes the magnitude elementwise. Spec: `abs`. Complex as in `sine`, in jax 0.12."""
+    if jnp.issubdtype(operand.dtype, jnp.complexfloating):
+        return reemit_elementwise(op, operand)
+    return primitives.abs_p.bind(operand)
+
+
+for _name, _meaning in {
+    "stablehlo.abs": lax.abs,
+    "stablehlo.cosine": lax.cos,
+    "stablehlo.logistic": lax.logistic,
+    "stablehlo.sine": lax.sin,
+}.items():
+    equivalent(_name)(lambda call, operand, _meaning=_meaning: (_meaning(operand),))
 
 
 @op_rule("stablehlo.cbrt")
@@ -294,6 +336,10 @@ def _size(shape: tuple[int, ...]) -> int:
 
 _ELEMENTWISE = (
     "chlo._asin_acos_kernel",
+    "stablehlo.abs",
+    "stablehlo.cosine",
+    "stablehlo.logistic",
+    "stablehlo.sine",
     "chlo.is_inf",
     "chlo.is_neg_inf",
     "chlo.is_pos_inf",

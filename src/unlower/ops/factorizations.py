@@ -237,7 +237,9 @@ def _householder_qr(a: Array, k: int) -> tuple[Array, Array]:
         trivial = tail == 0
         if _is_complex(a):
             trivial = trivial & (lax.imag(alpha) == 0)
-        size = jnp.where(trivial, jnp.ones_like(tail), tail + _real(alpha * lax.conj(alpha) if _is_complex(a) else alpha * alpha))
+        size = jnp.where(
+            trivial, jnp.ones_like(tail), tail + _real(alpha * lax.conj(alpha) if _is_complex(a) else alpha * alpha)
+        )
         length = lax.sqrt(size)
         beta = jnp.where(_real(alpha) >= 0, -length, length).astype(a.dtype)
         beta = jnp.where(trivial, alpha, beta)

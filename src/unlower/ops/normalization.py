@@ -37,7 +37,15 @@ def batch_norm_training(
 
 @op_rule("stablehlo.batch_norm_inference")
 def batch_norm_inference(
-    op: Op, operand: Array, scale: Array, offset: Array, mean: Array, variance: Array, *, epsilon: Float, feature_index: Int
+    op: Op,
+    operand: Array,
+    scale: Array,
+    offset: Array,
+    mean: Array,
+    variance: Array,
+    *,
+    epsilon: Float,
+    feature_index: Int,
 ) -> tuple[Array, ...]:
     """Normalizes by a given mean and variance.
 
@@ -49,7 +57,15 @@ def batch_norm_inference(
 
 @op_rule("stablehlo.batch_norm_grad")
 def batch_norm_grad(
-    op: Op, operand: Array, scale: Array, mean: Array, variance: Array, grad_output: Array, *, epsilon: Float, feature_index: Int
+    op: Op,
+    operand: Array,
+    scale: Array,
+    mean: Array,
+    variance: Array,
+    grad_output: Array,
+    *,
+    epsilon: Float,
+    feature_index: Int,
 ) -> tuple[Array, ...]:
     """Returns the gradients of `batch_norm_training` for operand, scale and offset.
 

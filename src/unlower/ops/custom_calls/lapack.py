@@ -23,7 +23,16 @@ from unlower.ir.types import TensorType
 from unlower.ops import factorizations
 from unlower.ops.dynamic_shape import known_integers
 from unlower.ops.linear_algebra import batch_in_front
-from unlower.ops.reemit import Attributes, Call, batching_rule, jvp_rule, partial_jvp, reemit, transpose_rule, transpose_through
+from unlower.ops.reemit import (
+    Attributes,
+    Call,
+    batching_rule,
+    jvp_rule,
+    partial_jvp,
+    reemit,
+    transpose_rule,
+    transpose_through,
+)
 from unlower.ops.rule import op_rule
 
 __all__ = ["TARGETS", "batch_custom_call"]
@@ -103,7 +112,9 @@ def batch_custom_call(
     attributes = dict(call.attributes)
     for name in ("operand_layouts", "result_layouts"):
         if name in attributes:
-            attributes[name] = tuple(IntArray([*(d + 1 for d in layout), 0], layout.element) for layout in attributes[name])
+            attributes[name] = tuple(
+                IntArray([*(d + 1 for d in layout), 0], layout.element) for layout in attributes[name]
+            )
     frontend = attributes.get("mhlo.frontend_attributes")
     if frontend is not None and "num_batch_dims" in frontend:
         dimensions = str(int(frontend["num_batch_dims"]) + 1)

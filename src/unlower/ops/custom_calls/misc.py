@@ -50,7 +50,9 @@ def shape_assertion(op: Op, assert_what: Any, *inputs: Any, error_message: str, 
     (holds,) = known_integers(op, "condition", assert_what)
     if not holds:
         sizes = [known_integers(op, "size", value)[0] for value in inputs]
-        raise SignatureError(_filled(error_message, sizes), mend="pass arrays of the shapes that the program was exported for")
+        raise SignatureError(
+            _filled(error_message, sizes), mend="pass arrays of the shapes that the program was exported for"
+        )
     return ()
 
 
@@ -62,7 +64,9 @@ def _filled(message: str, sizes: Sequence[int]) -> str:
 
 
 @op_rule("stablehlo.dynamic_rng_bit_generator", specialize=True)
-def dynamic_rng_bit_generator(op: Op, initial_state: Array, shape: Any, *, rng_algorithm: str, **_: Any) -> tuple[Array, ...]:
+def dynamic_rng_bit_generator(
+    op: Op, initial_state: Array, shape: Any, *, rng_algorithm: str, **_: Any
+) -> tuple[Array, ...]:
     """Draws uniform bits in a shape that is an operand, and known while tracing.
 
     Source: JAX's export of `rng_bit_generator` with symbolic dimensions.

@@ -71,7 +71,9 @@ def parts(op: Op, *operands: Array, **placement: Any) -> tuple[Array, ...]:
 
 
 @op_rule("sdy.manual_computation")
-def manual_computation(op: Op, *operands: Array, regions: tuple[Subprogram, ...], **placement: Any) -> tuple[Array, ...]:
+def manual_computation(
+    op: Op, *operands: Array, regions: tuple[Subprogram, ...], **placement: Any
+) -> tuple[Array, ...]:
     """Runs the region on each device's parts of the operands, which must be the wholes.
 
     Source: the Shardy dialect.
