@@ -364,6 +364,11 @@ def initialize_lapack() -> None:
     _linalg.initialize_lapack()
 
 
+def lapack_kernels() -> Iterator[str]:
+    """Yields the custom-call targets of jaxlib's LAPACK kernels. The same in jaxlib 0.10 to 0.12."""
+    yield from _lapack.registrations()
+
+
 def is_registered_target(name: str) -> bool:
     """Whether this process can run a custom call of that target, on any platform. The same in jaxlib 0.10 to 0.12.
 

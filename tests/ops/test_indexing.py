@@ -322,3 +322,17 @@ def test_gradient_of_a_gather_outside_goes_where_the_value_came_from():
         program = unlower.load(_gather(_ROWS, "1, 5", "4x5", "3x1", "3x5"))
         gradient = jax.grad(lambda x: program.flat(x, _OUTSIDE)[0].sum())(_X)
     np.testing.assert_array_equal(gradient[:, 0], [1, 1, 0, 1])
+
+
+def test_transpose_of_a_scatter_that_lax_does_not_know():
+    """Linear in what is scattered into and in the updates, so it transposes by itself."""
+    numbers = _INTO_BLOCKS.replace("index_vector_dim = 1", "index_vector_dim = 0")
+    text = _scatter("add", numbers, "4x5", "2x3", "3x2x3")
+    with jax.enable_x64(True):
+        program = unlower.load(text)
+        scatter = lambda x, u: program.flat(x, _BLOCK_PLACES.T, u)[0]  # noqa: E731
+        weights = _RNG.standard_normal((4, 5))
+        x_weights, u_weights = jax.linear_transpose(scatter, _X, _BLOCK_UPDATES)(weights)
+        pushed = np.vdot(weights, scatter(_X, _BLOCK_UPDATES))
+    pulled = np.vdot(x_weights, _X) + np.vdot(u_weights, _BLOCK_UPDATES)
+    np.testing.assert_allclose(pushed, pulled, rtol=1e-12)

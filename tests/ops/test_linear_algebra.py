@@ -1,5 +1,7 @@
 """Products, convolutions, Fourier transforms, factorizations, triangular systems, batch normalization."""
 
+from typing import Any
+
 import jax
 import ml_dtypes
 import numpy as np
@@ -12,14 +14,14 @@ from unlower.errors import RuleError
 _RNG = np.random.default_rng(0)
 
 
-def _normal(*shape: int, dtype: object = np.float64) -> np.ndarray:
+def _normal(*shape: int, dtype: Any = np.float64) -> np.ndarray:
     values = _RNG.standard_normal(shape)
     if np.issubdtype(np.dtype(dtype), np.complexfloating):
         values = values + 1j * _RNG.standard_normal(shape)
     return values.astype(dtype)
 
 
-def _integers(*shape: int, dtype: object = np.int32) -> np.ndarray:
+def _integers(*shape: int, dtype: Any = np.int32) -> np.ndarray:
     return _RNG.integers(0, 9, shape).astype(dtype)
 
 
@@ -391,7 +393,7 @@ def _cholesky(shape: str, lower: bool) -> str:
     )
 
 
-def _positive(*shape: int, dtype: object = np.float64) -> np.ndarray:
+def _positive(*shape: int, dtype: Any = np.float64) -> np.ndarray:
     x = _normal(*shape, dtype=dtype)
     return (x @ np.conj(np.swapaxes(x, -1, -2)) + 4 * np.eye(shape[-1])).astype(dtype)
 
@@ -505,7 +507,7 @@ def test_vmap_to_rounding(case: Case) -> None:
         (together,) = jax.jit(jax.vmap(program.flat, in_axes=1))(*stacked)
         (first,) = jax.jit(jax.vmap(program.flat, in_axes=(1, None)))(stacked[0], inputs[1])
         (second,) = jax.jit(jax.vmap(program.flat, in_axes=(None, 1)))(inputs[0], stacked[1])
-    wide = np.complex128 if np.iscomplexobj(alone[0]) else np.float64
+    wide: Any = np.complex128 if np.iscomplexobj(alone[0]) else np.float64
     close = {"bfloat16": 1e-2, "float64": 1e-12, "complex128": 1e-12}.get(alone[0].dtype.name, 1e-5)
     for k, expected in enumerate(alone):
         np.testing.assert_allclose(np.asarray(together)[k].astype(wide), expected.astype(wide), rtol=close, atol=close)
@@ -562,7 +564,7 @@ def test_derivative_of_cholesky(lower: bool, dtype: type) -> None:
     with jax.enable_x64(True):
         program = unlower.load(_cholesky(f"2x3x3x{element}", lower))
 
-        def factor(a: jax.Array) -> jax.Array:
+        def factor(a: Any) -> jax.Array:
             return program.flat(a)[0]
 
         tangent = jax.jit(lambda: jax.jvp(factor, (a,), (direction,))[1])()

@@ -1,7 +1,7 @@
 """Control flow: `while`, `if`, `case`, `scan`.
 
-Loops and choices bind JAX's primitives themselves, with the values that their regions use from around as constants, so that they
-lower again to the very operation; `lax.cond` and `lax.switch` would add a comparison or a clamp.
+Loops and choices bind JAX's primitives themselves, with the values that their regions use from around as constants, so that
+they lower again to the very operation; `lax.cond` and `lax.switch` would add a comparison or a clamp.
 """
 
 from collections.abc import Sequence
@@ -189,9 +189,9 @@ def scan(
 ) -> tuple[Array, ...]:
     """Carries values through `body` along a dimension, and stacks what it puts out.
 
-    Source: XLA's `Scan`: operands are inputs, then carries; `body` takes a slice of each input and the carries, and returns a slice
-    of each output and the carries. `is_associative` permits another order. Re-emitted, since XLA's loop rounds otherwise than
-    JAX's, which it becomes when it is transformed.
+    Source: XLA's `Scan`: operands are inputs, then carries; `body` takes a slice of each input and the carries, and returns a
+    slice of each output and the carries. `is_associative` permits another order. Re-emitted, since XLA's loop rounds
+    otherwise than JAX's, which it becomes when it is transformed.
     """
     del is_reverse, is_associative, resultSegmentSizes
     axis, inputs = int(dimension), operands[: int(operandSegmentSizes[0])]

@@ -205,7 +205,9 @@ def transpose_through(function: Callable[..., Any]) -> Callable[..., Any]:
         linear = [i for i, operand in enumerate(operands) if ad.is_undefined_primal(operand)]
 
         # Integers among the results carry no cotangent.
-        flowing = [i for i, type_ in enumerate(call.result_types) if jax.numpy.issubdtype(type_.dtype, jax.numpy.inexact)]
+        flowing = [
+            i for i, type_ in enumerate(call.result_types) if jax.numpy.issubdtype(type_.dtype, jax.numpy.inexact)
+        ]
 
         def of_linear(*values: Any) -> tuple[Any, ...]:
             full = list(operands)

@@ -21,6 +21,8 @@ from unlower.ops.reemit import (
     move_batch,
     partial_jvp,
     reemit,
+    transpose_rule,
+    transpose_through,
     types_of,
 )
 from unlower.ops.rule import Subprogram, op_rule
@@ -141,6 +143,13 @@ def _meaning(call: Call, kind: str | None, operands: Sequence[Any]) -> tuple[Any
         return (_lax_scatter(kind, inputs[0], indices, updates[0], numbers, *flags),)
     captures = operands[2 * count + 1 :]
     return scatter_by_loop(call.regions[0], captures, inputs, indices, updates, lax_numbers(numbers))
+
+
+@transpose_rule("stablehlo.scatter")
+@transpose_through
+def _linear_scatter(call: Call, *operands: Any) -> tuple[Any, ...]:
+    kind = _kind(call.regions[0]) if len(call.result_types) == 1 else None
+    return _meaning(call, kind, operands)
 
 
 def scatter_by_loop(

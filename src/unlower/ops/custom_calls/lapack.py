@@ -76,8 +76,8 @@ TARGETS = (*_targets(*_FAMILIES), _PERTURBED)
 def lapack(op: Op, *operands: Any, **attributes: Any) -> tuple[Array, ...]:
     """Calls the kernel.
 
-    Spec: `custom_call`. Every attribute goes with it, so none is named here. The operands that give the result's sizes, in files
-    with symbolic dimensions, go away: the sizes are known by now.
+    Spec: `custom_call`. Every attribute goes with it, so none is named here. The operands that give the result's sizes, in
+    files with symbolic dimensions, go away: the sizes are known by now.
     """
     initialize_lapack()
     types, kept = list(op.types), list(operands)
@@ -232,7 +232,7 @@ def _syevd_jvp(call: Call, primals: Sequence[Array], tangents: Tangents) -> Jvp:
 @jvp_rule(*_targets("geev"))
 def _geev_jvp(call: Call, primals: Sequence[Array], tangents: Tangents) -> Jvp:
     results = call.bind(*primals)
-    *values, left, right, info = results
+    *values, left, right, _ = results
     w = values[0] if len(values) == 1 else lax.complex(*values)
     has_left, has_right = _letter(call, "compute_left") == "V", _letter(call, "compute_right") == "V"
     (a_dot,) = tangents

@@ -1,7 +1,8 @@
 """Markers that place values: the identity on one device.
 
-Custom calls and `sdy` operations that say on which devices, in which memory or in which layout a value lives. A program loaded here
-runs on one device, so each passes its operands on; where a marker cuts arrays into the devices' parts, there must be one part.
+Custom calls and `sdy` operations that say on which devices, in which memory or in which layout a value lives. A program
+loaded here runs on one device, so each passes its operands on; where a marker cuts arrays into the devices' parts, there
+must be one part.
 """
 
 from collections.abc import Mapping
