@@ -23,6 +23,7 @@ from jax._src.lib.mlir import ir as mlir_ir
 from jax._src.lib.mlir.dialects import hlo as mlir_hlo
 from jax.extend.core import primitives
 from jaxlib import _hlo  # pyright: ignore[reportAttributeAccessIssue]  (no stubs)
+from jaxlib.cpu import _lapack
 
 __all__ = [
     "JaxprEqn",

@@ -17,7 +17,21 @@ from unlower.ir.module import Module, walk
 from unlower.ir.printer import format_attribute
 from unlower.readers.detect import read
 
-__all__ = ["Case", "check_derivative", "check_relowers", "check_value", "check_vmap", "ids", "module", "primitives_of"]
+__all__ = [
+    "Case",
+    "assert_same_bits",
+    "check_derivative",
+    "check_relowers",
+    "check_value",
+    "check_vmap",
+    "check_vmap_to_rounding",
+    "ids",
+    "integers",
+    "module",
+    "normal",
+    "one_operation",
+    "primitives_of",
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +65,34 @@ def module(arguments: str, results: str, body: str, more: str = "") -> str:
     """Writes a module around `body`, whose arguments are `%a0`, `%a1`, ... and which ends in `return`."""
     named = ", ".join(f"%a{i}: {t}" for i, t in enumerate(_split(arguments)))
     return f"module @m {{\n  func.func public @main({named}) -> ({results}) {{\n{body}\n  }}\n{more}\n}}\n"
+
+
+def one_operation(arguments: str, results: str, operation: str) -> str:
+    """Writes a module of one operation, a name and attributes in braces, on `%a0`, `%a1`, ..."""
+    types = _split(arguments)
+    names = ", ".join(f"%a{i}" for i in range(len(types)))
+    name, _, attributes = operation.partition(" ")
+    count = len(_split(results.replace(", ", ";")))
+    made = f"%0:{count}" if count > 1 else "%0"
+    returned = ", ".join(f"%0#{i}" for i in range(count)) if count > 1 else "%0"
+    body = f'    {made} = "{name}"({names}) {attributes} : ({", ".join(types)}) -> ({results})'
+    return module(arguments, results, f"{body}\n    return {returned} : {results}")
+
+
+_RNG = np.random.default_rng(0)
+
+
+def normal(*shape: int, dtype: Any = np.float64) -> np.ndarray:
+    """An array of normal numbers, complex ones where the dtype is."""
+    values = _RNG.standard_normal(shape)
+    if np.issubdtype(np.dtype(dtype), np.complexfloating):
+        values = values + 1j * _RNG.standard_normal(shape)
+    return values.astype(dtype)
+
+
+def integers(*shape: int, dtype: Any = np.int32) -> np.ndarray:
+    """An array of integers from 0 to 8."""
+    return _RNG.integers(0, 9, shape).astype(dtype)
 
 
 def _split(types: str) -> list[str]:
@@ -142,6 +184,27 @@ def check_vmap(case: Case) -> None:
             for k in range(3):
                 alone = compiled(*[_variant(x, k) if i in batched else x for i, x in enumerate(case.inputs)])
                 assert_same_bits([np.asarray(r)[k] for r in together], alone)
+
+
+def check_vmap_to_rounding(case: Case) -> None:
+    """As `check_vmap` but for the last bits: XLA chooses other kernels for larger products."""
+    with jax.enable_x64(True):
+        program = unlower.load(case.text)
+        inputs = [np.asarray(x) for x in case.inputs]
+        alone = [np.asarray(program.flat(*[np.roll(x, k) for x in inputs])[0]) for k in range(2)]
+        stacked = [np.stack([np.roll(x, k) for k in range(2)], 1) for x in inputs]
+        _assert_close(jax.jit(jax.vmap(program.flat, in_axes=1))(*stacked)[0], alone)
+        for i in range(len(inputs)):
+            mixed = [stacked[i] if i == k else x for k, x in enumerate(inputs)]
+            axes = [1 if i == k else None for k in range(len(inputs))]
+            _assert_close(jax.jit(jax.vmap(program.flat, in_axes=axes))(*mixed)[0][:1], alone[:1])
+
+
+def _assert_close(batch: Any, expected: Sequence[np.ndarray]) -> None:
+    wide: Any = np.complex128 if np.iscomplexobj(expected[0]) else np.float64
+    close = {"bfloat16": 1e-2, "float64": 1e-12, "complex128": 1e-12}.get(expected[0].dtype.name, 1e-5)
+    for actual, wanted in zip(np.asarray(batch), expected, strict=True):
+        np.testing.assert_allclose(actual.astype(wide), wanted.astype(wide), rtol=close, atol=close)
 
 
 def _variant(array: Any, k: int) -> np.ndarray:

@@ -330,7 +330,7 @@ def test_transpose_of_a_scatter_that_lax_does_not_know():
     text = _scatter("add", numbers, "4x5", "2x3", "3x2x3")
     with jax.enable_x64(True):
         program = unlower.load(text)
-        scatter = lambda x, u: program.flat(x, _BLOCK_PLACES.T, u)[0]  # noqa: E731
+        scatter = lambda x, u: program.flat(x, _BLOCK_PLACES.T, u)[0]
         weights = _RNG.standard_normal((4, 5))
         x_weights, u_weights = jax.linear_transpose(scatter, _X, _BLOCK_UPDATES)(weights)
         pushed = np.vdot(weights, scatter(_X, _BLOCK_UPDATES))

@@ -244,6 +244,12 @@ _WINDOWS = [
         (0, 1),
     ),
     Case(
+        "select_and_scatter_padded",
+        _select_and_scatter("GE", "add", _PADDED, "4x4"),
+        [_ROWS, _RNG.standard_normal((4, 4)), np.float64(0.0)],
+        (1, 2),
+    ),
+    Case(
         "select_and_scatter_other_regions",
         _select_and_scatter("LT", "multiply", _OVERLAPPING, "4x3"),
         [_ROWS, _WIDE, np.float64(1.5)],

@@ -10,10 +10,10 @@ from jax import Array, lax
 from unlower._jax_compat import optimization_barrier_p, primitives
 from unlower.ir.attributes import Enum, ResultAccuracy
 from unlower.ir.module import Op
-from unlower.ops.reemit import Call, batching_rule, equivalent, materialize_batch, reemit
-from unlower.ops.rule import op_rule
+from unlower.ops.reemit import Call, batching_rule, jvp_rule, materialize_batch, reemit, types_of
+from unlower.ops.rule import HINTS, op_rule
 
-__all__ = ["accuracy_of", "reemit_elementwise"]
+__all__ = ["accuracy_of", "batch_elementwise", "reemit_elementwise"]
 
 
 def _register(name: str, primitive: Any) -> None:
@@ -46,6 +46,7 @@ for _name, _primitive in {
     "stablehlo.shift_left": primitives.shift_left_p,
     "stablehlo.shift_right_arithmetic": primitives.shift_right_arithmetic_p,
     "stablehlo.shift_right_logical": primitives.shift_right_logical_p,
+    "stablehlo.subtract": primitives.sub_p,
     "stablehlo.xor": primitives.xor_p,
 }.items():
     _register(_name, _primitive)
@@ -57,20 +58,14 @@ def add(op: Op, lhs: Array, rhs: Array) -> Array:
 
     Spec: `add`. Integers wrap, floats follow IEEE 754, booleans combine with OR.
     """
-    # The primitive rejects booleans, so the boolean case needs its own branch.
-    return primitives.or_p.bind(lhs, rhs) if lhs.dtype == bool else primitives.add_p.bind(lhs, rhs)
-
-
-@op_rule("stablehlo.subtract")
-def subtract(op: Op, lhs: Array, rhs: Array) -> Array:
-    """Subtracts elementwise. Spec: `subtract`; booleans, which XLA accepts, combine with XOR."""
-    return primitives.xor_p.bind(lhs, rhs) if lhs.dtype == bool else primitives.sub_p.bind(lhs, rhs)
+    # The primitive rejects booleans, for which XLA has an addition of its own.
+    return reemit_elementwise(op, lhs, rhs) if lhs.dtype == bool else primitives.add_p.bind(lhs, rhs)
 
 
 @op_rule("stablehlo.multiply")
 def multiply(op: Op, lhs: Array, rhs: Array) -> Array:
     """Multiplies elementwise. Spec: `multiply`; booleans combine with AND."""
-    return primitives.and_p.bind(lhs, rhs) if lhs.dtype == bool else lax.mul(lhs, rhs)
+    return reemit_elementwise(op, lhs, rhs) if lhs.dtype == bool else primitives.mul_p.bind(lhs, rhs, out_dtype=None)
 
 
 @op_rule("stablehlo.power")
@@ -210,19 +205,45 @@ def cosine(op: Op, operand: Array, *, result_accuracy: ResultAccuracy | None = N
 
 @op_rule("stablehlo.abs")
 def abs_(op: Op, operand: Array) -> Array:
-    """Takes the magnitude elementwise. Spec: `abs`. Complex as in `sine`, in jax 0.12."""
-    if jnp.issubdtype(operand.dtype, jnp.complexfloating):
+    """Takes the magnitude elementwise.
+
+    Spec: `abs`. Complex as in `sine`, in jax 0.12; integers of 2 and 4 bits are no operands of the primitive.
+    """
+    if jnp.issubdtype(operand.dtype, jnp.complexfloating) or operand.dtype in _NARROW:
         return reemit_elementwise(op, operand)
     return primitives.abs_p.bind(operand)
 
 
-for _name, _meaning in {
-    "stablehlo.abs": lax.abs,
-    "stablehlo.cosine": lax.cos,
-    "stablehlo.logistic": lax.logistic,
-    "stablehlo.sine": lax.sin,
-}.items():
-    equivalent(_name)(lambda call, operand, _meaning=_meaning: (_meaning(operand),))
+_NARROW = (np.dtype(jnp.int2), np.dtype(jnp.int4))
+
+
+@jvp_rule("stablehlo.logistic")
+def _logistic_jvp(call: Call, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
+    """The primitive's derivative, `y * (1 - y)`: of the result, so that nothing is computed twice."""
+    (y,) = call.bind(*primals)
+    slope = lax.mul(y, lax.sub(lax.full_like(y, 1), y))
+    return (y,), (lax.mul(tangents[0], slope),)
+
+
+@jvp_rule("stablehlo.abs")
+def _abs_jvp(call: Call, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
+    """The primitive's derivative of the magnitude of complex numbers; at 0 it is 0."""
+    (x,), (y,) = primals, call.bind(*primals)
+    length = lax.select(lax.eq(y, lax.full_like(y, 0)), lax.full_like(y, 1), y)
+    direction = lax.div(lax.conj(x), lax.convert_element_type(length, x.dtype))
+    return (y,), (lax.real(lax.mul(tangents[0], direction)),)
+
+
+@jvp_rule("stablehlo.sine")
+def _sine_jvp(call: Call, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
+    (slope,) = call.replace(name="stablehlo.cosine").bind(*primals)
+    return call.bind(*primals), (lax.mul(tangents[0], slope),)
+
+
+@jvp_rule("stablehlo.cosine")
+def _cosine_jvp(call: Call, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
+    (slope,) = call.replace(name="stablehlo.sine").bind(*primals)
+    return call.bind(*primals), (lax.neg(lax.mul(tangents[0], slope)),)
 
 
 @op_rule("stablehlo.cbrt")
@@ -275,93 +296,29 @@ def convert(op: Op, operand: Array) -> Array:
     return primitives.convert_element_type_p.bind(operand, new_dtype=op.type.dtype, weak_type=False, sharding=None)
 
 
-@op_rule("stablehlo.bitcast_convert")
-def bitcast_convert(op: Op, operand: Array) -> Array:
-    """Reinterprets the bits; a change of width adds or removes the last dimension.
-
-    Spec: `bitcast_convert`, where a boolean is one bit. XLA, and so the primitive, changes neither the width of complex
-    numbers nor to or from booleans: those are taken apart into bytes and bits, lowest first.
-    """
-    new = op.type.dtype
-    unusual = any(d == np.bool_ or jnp.issubdtype(d, jnp.complexfloating) for d in (operand.dtype, new))
-    if not unusual or operand.dtype == new:
-        return primitives.bitcast_convert_type_p.bind(operand, new_dtype=new)
-    old_bits, new_bits = _bit_width(operand.dtype), _bit_width(new)
-    # Everything in one row of bytes for each element, or for each group of elements that make one.
-    rows = operand.ndim if old_bits >= new_bits else operand.ndim - 1
-    return _from_bytes(_to_bytes(operand, operand.shape[:rows]), new, operand.shape[:rows], new_bits < old_bits)
-
-
-def _bit_width(dtype: np.dtype) -> int:
-    return 1 if dtype == np.bool_ else dtype.itemsize * 8
-
-
-def _to_bytes(x: Array, rows: tuple[int, ...]) -> Array:
-    """Spreads the elements of each row over its bytes: `uint8[*rows, bytes]`."""
-    byte = np.dtype(np.uint8)
-    if x.dtype == np.bool_:
-        bits = lax.reshape(lax.convert_element_type(x, byte), (*rows, x.size // max(_size(rows), 1) // 8, 8))
-        places = lax.broadcasted_iota(byte, bits.shape, bits.ndim - 1)
-        return lax.reduce_or(lax.shift_left(bits, places), (bits.ndim - 1,))
-    if jnp.issubdtype(x.dtype, jnp.complexfloating):
-        x = lax.concatenate([lax.expand_dims(lax.real(x), (x.ndim,)), lax.expand_dims(lax.imag(x), (x.ndim,))], x.ndim)
-    raw = lax.bitcast_convert_type(x, byte)
-    return lax.reshape(raw, (*rows, raw.size // max(_size(rows), 1)))
-
-
-def _from_bytes(raw: Array, dtype: np.dtype, rows: tuple[int, ...], several: bool) -> Array:
-    """Reads elements of `dtype` out of each row of bytes; `several` keeps the dimension that counts them."""
-    if dtype == np.bool_:
-        places = lax.broadcasted_iota(raw.dtype, (*raw.shape, 8), raw.ndim)
-        bits = lax.shift_right_logical(lax.broadcast_in_dim(raw, (*raw.shape, 8), range(raw.ndim)), places)
-        return lax.reshape(
-            lax.ne(lax.bitwise_and(bits, lax.full_like(bits, 1)), lax.full_like(bits, 0)), (*rows, raw.shape[-1] * 8)
-        )
-    part = np.real(np.empty(0, dtype)).dtype
-    count = raw.shape[-1] // part.itemsize
-    parts = lax.reshape(raw, (*rows, count, part.itemsize))
-    values = lax.bitcast_convert_type(parts if part.itemsize > 1 else lax.squeeze(parts, (parts.ndim - 1,)), part)
-    if jnp.issubdtype(dtype, jnp.complexfloating):
-        pairs = lax.reshape(values, (*rows, count // 2, 2))
-        axis = pairs.ndim - 1
-        values = lax.complex(lax.index_in_dim(pairs, 0, axis, False), lax.index_in_dim(pairs, 1, axis, False))
-    return values if several else lax.squeeze(values, (values.ndim - 1,))
-
-
-def _size(shape: tuple[int, ...]) -> int:
-    return int(np.prod(shape))
-
-
 # --- re-emitting elementwise ops
-
-_ELEMENTWISE = (
-    "chlo._asin_acos_kernel",
-    "stablehlo.abs",
-    "stablehlo.cosine",
-    "stablehlo.logistic",
-    "stablehlo.sine",
-    "chlo.is_inf",
-    "chlo.is_neg_inf",
-    "chlo.is_pos_inf",
-    "stablehlo.compare",
-    "stablehlo.convert",
-    "stablehlo.power",
-)
 
 
 def reemit_elementwise(op: Op, *operands: Array) -> Array:
     """Re-emits an op whose result has the shape of its operands, whatever that is now."""
-    type_ = op.type if op.type.is_static else type(op.type)(operands[0].shape, op.type.element)
-    attributes = {name: value for name, value in op.attributes.items() if "." not in name}
-    return reemit(op.name, operands, [type_], attributes)[0]
+    attributes = {name: value for name, value in op.attributes.items() if "." not in name and name not in HINTS}
+    return reemit(op.name, operands, types_of(op, operands[0].shape), attributes)[0]
 
 
-@batching_rule(*_ELEMENTWISE)
-def _batch_elementwise(
+@batching_rule(
+    "stablehlo.abs",
+    "stablehlo.add",
+    "stablehlo.compare",
+    "stablehlo.convert",
+    "stablehlo.cosine",
+    "stablehlo.logistic",
+    "stablehlo.multiply",
+    "stablehlo.power",
+    "stablehlo.sine",
+)
+def batch_elementwise(
     call: Call, size: int, operands: Sequence[Any], dims: Sequence[int | None]
 ) -> tuple[Sequence[Any], Sequence[int]]:
     """Puts the batch in front of every operand; the op means the same on one dimension more."""
     moved = [materialize_batch(operand, dim, size) for operand, dim in zip(operands, dims, strict=True)]
-    (old,) = call.result_types
-    batched = type(old)((size, *old.shape), old.element)
-    return call.replace(result_types=(batched,)).bind(*moved), (0,)
+    return call.batched(size).bind(*moved), (0,)

@@ -1,16 +1,21 @@
 """Functions beyond the StableHLO core: CHLO (JAX's client dialect) and what XLA's converter leaves in MHLO."""
 
+import re
+from collections.abc import Sequence
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
 from unlower._jax_compat import mulhi_p, primitives
 from unlower.errors import RuleError
-from unlower.ir.attributes import DenseElements, IntArray, ResultAccuracy
+from unlower.ir.attributes import DenseElements, Enum, IntArray, ResultAccuracy
 from unlower.ir.module import Op
 from unlower.ir.types import TensorType
-from unlower.ops.elementwise import accuracy_of, reemit_elementwise
+from unlower.ops.bits import reinterpret
+from unlower.ops.elementwise import accuracy_of, batch_elementwise, reemit_elementwise
+from unlower.ops.reemit import Call, batching_rule, jvp_rule
 from unlower.ops.rule import op_rule, op_rules
 from unlower.ops.shape import broadcast_to, reshape_to
 
@@ -42,7 +47,6 @@ for _name, _primitive in {
     "erf": primitives.erf_p,
     "erf_inv": primitives.erf_inv_p,
     "erfc": primitives.erfc_p,
-    "lgamma": primitives.lgamma_p,
     "mulhi": mulhi_p,
     "next_after": primitives.nextafter_p,
     "polygamma": primitives.polygamma_p,
@@ -53,20 +57,42 @@ for _name, _primitive in {
 }.items():
     _register(f"chlo.{_name}", _primitive)
 
-for _name in ("acos", "acosh", "asin", "asinh", "atan", "atanh", "cosh", "erf", "sinh"):
+# XLA has HLO instructions for these, but not on every backend and not for complex numbers; CHLO's ops run everywhere, and give
+# the same bits where both run (but for the sign of NaN).
+for _name in ("acos", "acosh", "asin", "asinh", "atan", "atanh", "cosh", "erf", "mulhi", "sinh"):
     op_rule(f"mhlo.{_name}")(op_rules[f"chlo.{_name}"])
+
+
+@op_rule("chlo.lgamma")
+def lgamma(op: Op, operand: Array) -> Array:
+    """Takes the logarithm of the gamma function's magnitude.
+
+    Re-emitted, since jax 0.12 lowers its primitive to formulas that give other bits; the derivative is the primitive's.
+    """
+    return reemit_elementwise(op, operand)
+
+
+@jvp_rule("chlo.lgamma")
+def _lgamma_jvp(call: Call, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
+    return call.bind(*primals), (lax.mul(tangents[0], lax.digamma(primals[0])),)
+
+
+_WITHOUT_PRIMITIVE = ("chlo.is_inf", "chlo.is_neg_inf", "chlo.is_pos_inf", "chlo._asin_acos_kernel")
+
+
+@op_rule(*_WITHOUT_PRIMITIVE)
+def without_primitive(op: Op, operand: Array) -> Array:
+    """Re-emits a function that `lax` has no primitive for."""
+    return reemit_elementwise(op, operand)
+
+
+batching_rule("chlo.lgamma", *_WITHOUT_PRIMITIVE)(batch_elementwise)
 
 
 @op_rule("chlo.conj")
 def conj(op: Op, operand: Array) -> Array:
     """Conjugates elementwise; leaves real numbers alone."""
-    return lax.conj(operand) if np.issubdtype(operand.dtype, np.complexfloating) else operand
-
-
-@op_rule("chlo.is_inf", "chlo.is_neg_inf", "chlo.is_pos_inf", "chlo._asin_acos_kernel")
-def classify(op: Op, operand: Array) -> Array:
-    """Re-emits a function that `lax` has no primitive for."""
-    return reemit_elementwise(op, operand)
+    return lax.conj(operand) if jnp.issubdtype(operand.dtype, jnp.complexfloating) else operand
 
 
 @op_rule("chlo.constant")
@@ -78,7 +104,18 @@ def constant(op: Op, *, value: DenseElements) -> Array:
 @op_rule("chlo.constant_like")
 def constant_like(op: Op, operand: Array, *, value: Any) -> Array:
     """Fills the operand's shape with a number."""
-    return lax.full(operand.shape, value, op.type.dtype)
+    return lax.full(operand.shape, _number(value), op.type.dtype)
+
+
+_COMPLEX_NUMBER = re.compile(r"#complex\.number<:f(?:32|64) (.+), (.+)>")
+
+
+def _number(attribute: Any) -> Any:
+    """Reads a scalar attribute; complex ones, which belong to a dialect of their own, come as text."""
+    parts = _COMPLEX_NUMBER.match(attribute) if isinstance(attribute, str) else None
+    if parts is None and isinstance(attribute, str):
+        raise RuleError(f"chlo.constant_like has the value {attribute}, which is no number")
+    return attribute if parts is None else complex(float(parts[1]), float(parts[2]))
 
 
 # --- CHLO's ops with implicit broadcasting
@@ -110,7 +147,7 @@ _BROADCASTING = {
 def _broadcast_together(operands: tuple[Array, ...], dimensions: IntArray | None) -> list[Array]:
     """Brings operands to one shape: the smaller one's dimensions are placed by `dimensions`, else last with last."""
     rank = max(operand.ndim for operand in operands)
-    placed = []
+    places, shapes = [], []
     for operand in operands:
         where = tuple(range(rank - operand.ndim, rank))
         if dimensions is not None and operand.ndim < rank:
@@ -118,17 +155,13 @@ def _broadcast_together(operands: tuple[Array, ...], dimensions: IntArray | None
         shape = [1] * rank
         for position, extent in zip(where, operand.shape, strict=True):
             shape[position] = extent
-        placed.append((operand, shape, where))
-    common = np.broadcast_shapes(*(shape for _, shape, _ in placed))
-    results = []
-    for operand, shape, where in placed:
-        if operand.shape == common:
-            results.append(operand)
-            continue
-        kept = tuple(i for i, position in enumerate(where) if shape[position] == common[position])
-        reduced = reshape_to(operand, tuple(operand.shape[i] for i in kept)) if len(kept) < operand.ndim else operand
-        results.append(broadcast_to(reduced, common, tuple(where[i] for i in kept)))
-    return results
+        places.append(where)
+        shapes.append(shape)
+    common = np.broadcast_shapes(*shapes)
+    return [
+        operand if operand.shape == common else broadcast_to(operand, common, where)
+        for operand, where in zip(operands, places, strict=True)
+    ]
 
 
 def _register_broadcasting(name: str, plain: str) -> None:
@@ -148,7 +181,12 @@ def _plain_op(op: Op, name: str, operands: list[Array]) -> Op:
     (value,) = op.results
     if not isinstance(value.type, TensorType):
         raise RuleError(f"{op.name} returns {value.type}, not a tensor")
-    attributes = {key: attribute for key, attribute in op.attributes.items() if key != "broadcast_dimensions"}
+    attributes = {
+        # CHLO has enumerations of its own for what StableHLO calls by the same words.
+        key: Enum(attribute, name.partition(".")[0], attribute.mnemonic) if isinstance(attribute, Enum) else attribute
+        for key, attribute in op.attributes.items()
+        if key != "broadcast_dimensions"
+    }
     result = type(value)(value.number, TensorType(operands[0].shape, value.type.element))
     return Op(name, op.operands, (result,), attributes, (), op.location)
 
@@ -159,8 +197,11 @@ for _name, _plain in _BROADCASTING.items():
 
 @op_rule("chlo.broadcast_select")
 def broadcast_select(op: Op, pred: Array, on_true: Array, on_false: Array) -> Array:
-    """Broadcasts predicate and values together, then chooses."""
-    which, yes, no = _broadcast_together((pred, on_true, on_false), None)
+    """Broadcasts predicate and values together, then chooses; a scalar predicate stays one."""
+    if pred.ndim == 0:
+        which, (yes, no) = pred, _broadcast_together((on_true, on_false), None)
+    else:
+        which, yes, no = _broadcast_together((pred, on_true, on_false), None)
     return primitives.select_n_p.bind(which, no, yes)
 
 
@@ -199,7 +240,7 @@ def bitcast(
     target = tuple(result_layout) if result_layout is not None else tuple(reversed(range(len(shape))))
     value = _permuted(operand, tuple(reversed(source)))
     if dtype != operand.dtype:
-        value = _reinterpreted(reshape_to(value, (operand.size,)), dtype)
+        value = reinterpret(reshape_to(value, (operand.size,)), dtype)
     physical = tuple(shape[dimension] for dimension in reversed(target))
     if value.shape != physical:
         value = reshape_to(value, physical)
@@ -211,13 +252,6 @@ def _permuted(value: Array, permutation: tuple[int, ...]) -> Array:
     if permutation == tuple(range(value.ndim)):
         return value
     return primitives.transpose_p.bind(value, permutation=permutation)
-
-
-def _reinterpreted(flat: Array, dtype: np.dtype) -> Array:
-    old, new = flat.dtype.itemsize, dtype.itemsize
-    if new > old:
-        flat = reshape_to(flat, (flat.size * old // new, new // old))
-    return reshape_to(lax.bitcast_convert_type(flat, dtype), (flat.size * old // new,))
 
 
 @op_rule("mhlo.stochastic_convert")
