@@ -16,6 +16,7 @@ from unlower.ir.check import check
 from unlower.ir.module import Module, Value
 from unlower.ir.types import TensorType
 from unlower.ops import op_rules
+from unlower.raising.loop_order import order_loops
 from unlower.raising.normalize import normalize
 from unlower.readers.detect import read
 
@@ -56,7 +57,7 @@ def load(
     table = op_rules if rules is None else rules
     # Loading makes many small objects and no garbage: the collector would only walk them again and again.
     with _collector_paused():
-        module = normalize(read(source, elided=elided))
+        module = order_loops(normalize(read(source, elided=elided)))
         check(module)
         check_supported(module, table)
         return Program(module, table)

@@ -1,5 +1,8 @@
 """Ops that move elements about: broadcast, reshape, transpose, slice, pad, concatenate, reverse, iota."""
 
+import itertools
+from typing import Any
+
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
@@ -8,7 +11,8 @@ from unlower._jax_compat import primitives, with_sharding_none
 from unlower.errors import RuleError
 from unlower.ir.attributes import IntArray
 from unlower.ir.module import Op
-from unlower.ops.reemit import reemit
+from unlower.ir.types import TensorType, element_of_dtype
+from unlower.ops.reemit import Call, equivalent, reemit
 from unlower.ops.rule import op_rule
 
 
@@ -23,9 +27,23 @@ def broadcast_in_dim(op: Op, operand: Array, *, broadcast_dimensions: IntArray) 
 
 def broadcast_to(operand: Array, shape: tuple[int, ...], dimensions: tuple[int, ...]) -> Array:
     """Binds the broadcast itself, even where nothing changes."""
+    if any(a > b for a, b in itertools.pairwise(dimensions)):
+        # The primitive's transpose rule takes the dimensions to be in order.
+        type_ = TensorType(tuple(shape), element_of_dtype(operand.dtype))
+        attributes = {"broadcast_dimensions": IntArray(dimensions)}
+        return reemit("stablehlo.broadcast_in_dim", [operand], [type_], attributes)[0]
     return with_sharding_none(primitives.broadcast_in_dim_p)(
         operand, shape=tuple(shape), broadcast_dimensions=tuple(dimensions)
     )
+
+
+@equivalent("stablehlo.broadcast_in_dim", batches=True)
+def _ordered_broadcast(call: Call, operand: Any) -> tuple[Any, ...]:
+    """A transpose that brings the dimensions in order, and a broadcast."""
+    dimensions = call.attributes["broadcast_dimensions"]
+    order = sorted(range(len(dimensions)), key=lambda i: dimensions[i])
+    shape = call.result_types[0].shape
+    return (broadcast_to(lax.transpose(operand, order), shape, tuple(dimensions[i] for i in order)),)
 
 
 @op_rule("stablehlo.broadcast")

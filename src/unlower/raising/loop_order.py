@@ -2,31 +2,52 @@
 
 On its way to HLO a loop's carry is rearranged: what the body returns unchanged goes last, in the order in which condition and
 body first use it. The order of the body's operations is lost in HLO, but the carry's tells of it. So the first uses of the
-unchanged values are moved to the front, in the carry's order. Operations with effects stay where they are, and so does
-everything where that order is impossible.
+unchanged values are moved to the front, in the carry's order; where that is impossible, the body stays as it is.
 """
 
 import dataclasses
 from collections.abc import Iterator
 
-from unlower.ir.module import Function, Module, Op, Region, Value
+from unlower.ir.module import Function, Module, Op, Region, Value, walk
 
 __all__ = ["order_loops"]
 
-_PURE_CALLS = frozenset({"stablehlo.while", "stablehlo.if", "stablehlo.case", "stablehlo.reduce", "func.call"})
+_FROM_HLO = "mhlo.is_dynamic"
+"""The attribute that jaxlib's converter gives to every module it makes from HLO."""
+
+_EFFECTS = frozenset(
+    {
+        "mhlo.xla.rng_get_and_update_state",
+        "stablehlo.infeed",
+        "stablehlo.outfeed",
+        "stablehlo.recv",
+        "stablehlo.rng",
+        "stablehlo.send",
+    }
+)
 
 
 def order_loops(module: Module) -> Module:
-    """Reorders the bodies of the loops of `module`; returns it as it is where nothing is out of order."""
+    """Reorders the bodies of the loops of a module that came through HLO.
+
+    Returns:
+      the module as it is where nothing is out of order, where it was never HLO, and where the order of effects might matter.
+    """
+    if _FROM_HLO not in module.attributes:
+        return module
     changed = {}
     for name, function in module.functions.items():
         body = _region(function.body)
         if body is not function.body:
             changed[name] = dataclasses.replace(function, body=body)
-    if not changed:
+    if not changed or any(_has_effects(op) for f in module.functions.values() for op in walk(f.body)):
         return module
     functions: dict[str, Function] = {**module.functions, **changed}
     return dataclasses.replace(module, functions=functions)
+
+
+def _has_effects(op: Op) -> bool:
+    return op.name in _EFFECTS or bool(op.attributes.get("has_side_effect"))
 
 
 def _region(region: Region) -> Region:
@@ -60,28 +81,32 @@ def _ordered(condition: Region, body: Region) -> Region:
     tested = {value for op in condition.ops for value in _uses(op)} | set(condition.results)
     # Those that the condition reads are met there.
     waiting = [body.arguments[i] for i in unchanged if condition.arguments[i] not in tested]
-    if len(waiting) < 2 or any(op.attributes.get("has_side_effect") for op in body.ops):
+    if len(waiting) < 2:
         return body
-    reads = {op: set(_uses(op)) for op in body.ops}
-    met = [value for op in body.ops for value in _uses(op) if value in waiting]
-    if list(dict.fromkeys(met)) == [value for value in waiting if value in met]:
+    late = set(waiting)
+    users: dict[Value, list[Op]] = {}
+    reads: dict[Op, set[Value]] = {}
+    for op in body.ops:
+        reads[op] = set(_uses(op))
+        for value in _uses(op):
+            if value in late:
+                users.setdefault(value, []).append(op)
+    if list(users) == [value for value in waiting if value in users]:
         return body
     maker = {value: op for op in body.ops for value in op.results}
     place = {op: i for i, op in enumerate(body.ops)}
     placed: dict[Op, None] = {}
-    late = set(waiting)
     for value in waiting:
         late.discard(value)
-        for user in body.ops:
-            if value not in reads[user]:
-                continue
+        if value not in users:
+            continue
+        for user in users[value]:
             cone = _cone(user, reads, maker, placed)
             if not any(reads[op] & late for op in cone):
                 placed.update(dict.fromkeys(sorted(cone, key=place.__getitem__)))
                 break
         else:
-            if value in met:
-                return body
+            return body
     placed.update(dict.fromkeys(body.ops))
     return dataclasses.replace(body, ops=tuple(placed))
 
