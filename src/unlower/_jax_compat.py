@@ -357,6 +357,10 @@ mulhi_p = _lax.mulhi_p
 """The high half of an integer product; not exported by jax 0.10 to 0.12."""
 
 
+HLO_HAS_HYPERBOLIC_FUNCTIONS = jax.__version_info__ >= (0, 12)
+"""Whether XLA compiles HLO's acos, acosh, asin, asinh, atanh, cosh and sinh on the CPU: jaxlib 0.12 does, 0.10 does not."""
+
+
 # --- ops: custom-call targets
 
 

@@ -1,11 +1,17 @@
 """The same bits as elements of another type: `bitcast_convert`, and what `mhlo.bitcast` makes of a buffer."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
 from unlower._jax_compat import primitives
 from unlower.ir.module import Op
+from unlower.ir.types import TensorType, element_of_dtype
+from unlower.ops.elementwise import batch_elementwise
+from unlower.ops.reemit import Call, batching_rule, jvp_rule, reemit
 from unlower.ops.rule import op_rule
 
 __all__ = ["reinterpret"]
@@ -29,7 +35,21 @@ def bitcast_convert(op: Op, operand: Array) -> Array:
 
 
 def _bitcast(operand: Array, dtype: np.dtype) -> Array:
-    return primitives.bitcast_convert_type_p.bind(operand, new_dtype=np.dtype(dtype))
+    dtype = np.dtype(dtype)
+    if operand.dtype == np.bool_ or _width(operand.dtype) >= _width(dtype):
+        return primitives.bitcast_convert_type_p.bind(operand, new_dtype=dtype)
+    # The last dimension goes, and the primitive's batching rule may have put the batch there.
+    type_ = TensorType(operand.shape[:-1], element_of_dtype(dtype))
+    return reemit("stablehlo.bitcast_convert", [operand], [type_], {})[0]
+
+
+batching_rule("stablehlo.bitcast_convert")(batch_elementwise)
+
+
+@jvp_rule("stablehlo.bitcast_convert")
+def _bitcast_jvp(call: Call, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
+    """A float that moves is another number with other bits; JAX, too, takes the derivative to be zero."""
+    return call.bind(*primals), (None,)
 
 
 def _width(dtype: np.dtype) -> int:

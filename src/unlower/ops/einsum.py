@@ -1,6 +1,7 @@
 """The Einstein summations of older StableHLO: their meaning, as one product and what it takes around it."""
 
 from collections.abc import Sequence
+from typing import cast
 
 from jax import Array, lax
 
@@ -28,9 +29,9 @@ def einsum(op: Op, lhs: Array, rhs: Array, *, einsum_config: str, precision_conf
     batch = [label for label in shared if label in wanted]
     contracting = [label for label in shared if label not in wanted]
     numbers = tuple(tuple(tuple(map(side.index, which)) for side in (left, right)) for which in (contracting, batch))
-    result = lax.dot_general(
-        lhs, rhs, numbers, precision=precisions(precision_config), preferred_element_type=op.type.dtype
-    )
+    numbers = cast(tuple[tuple[Sequence[int], Sequence[int]], tuple[Sequence[int], Sequence[int]]], numbers)
+    precision = cast(tuple[lax.Precision, lax.Precision] | None, precisions(precision_config))
+    result = lax.dot_general(lhs, rhs, numbers, precision=precision, preferred_element_type=op.type.dtype)
     made = [
         *batch,
         *(label for label in left if label not in shared),

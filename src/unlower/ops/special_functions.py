@@ -8,14 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from unlower._jax_compat import mulhi_p, primitives
+from unlower._jax_compat import HLO_HAS_HYPERBOLIC_FUNCTIONS, mulhi_p, primitives
 from unlower.errors import RuleError
 from unlower.ir.attributes import DenseElements, Enum, IntArray, ResultAccuracy
 from unlower.ir.module import Op
 from unlower.ir.types import TensorType
 from unlower.ops.bits import reinterpret
 from unlower.ops.elementwise import accuracy_of, batch_elementwise, reemit_elementwise
-from unlower.ops.reemit import Call, batching_rule, jvp_rule
+from unlower.ops.reemit import Call, batching_rule, equivalent, jvp_rule
 from unlower.ops.rule import op_rule, op_rules
 from unlower.ops.shape import broadcast_to, reshape_to
 
@@ -57,10 +57,37 @@ for _name, _primitive in {
 }.items():
     _register(f"chlo.{_name}", _primitive)
 
-# XLA has HLO instructions for these, but not on every backend and not for complex numbers; CHLO's ops run everywhere, and give
-# the same bits where both run (but for the sign of NaN).
-for _name in ("acos", "acosh", "asin", "asinh", "atan", "atanh", "cosh", "erf", "mulhi", "sinh"):
+for _name in ("atan", "erf", "mulhi"):
     op_rule(f"mhlo.{_name}")(op_rules[f"chlo.{_name}"])
+
+
+def _register_instruction(name: str, primitive: Any) -> None:
+    def rule(op: Op, operand: Array) -> Array:
+        if HLO_HAS_HYPERBOLIC_FUNCTIONS and not jnp.issubdtype(operand.dtype, jnp.complexfloating):
+            return reemit_elementwise(op, operand)
+        return primitive.bind(operand)
+
+    rule.__doc__ = (
+        f"Applies `{primitive.name}` elementwise.\n\n"
+        "HLO has an instruction of its own for this, whose last bits are not those of CHLO's formula; of complex numbers, and\n"
+        "on the CPU before jaxlib 0.12, XLA does not implement it."
+    )
+    rule.__name__ = rule.__qualname__ = name.replace(".", "_")
+    op_rule(name)(rule)
+    equivalent(name)(lambda call, operand: (primitive.bind(operand),))
+    batching_rule(name)(batch_elementwise)
+
+
+for _name, _primitive in {
+    "acos": primitives.acos_p,
+    "acosh": primitives.acosh_p,
+    "asin": primitives.asin_p,
+    "asinh": primitives.asinh_p,
+    "atanh": primitives.atanh_p,
+    "cosh": primitives.cosh_p,
+    "sinh": primitives.sinh_p,
+}.items():
+    _register_instruction(f"mhlo.{_name}", _primitive)
 
 
 @op_rule("chlo.lgamma")
@@ -107,7 +134,7 @@ def constant_like(op: Op, operand: Array, *, value: Any) -> Array:
     return lax.full(operand.shape, _number(value), op.type.dtype)
 
 
-_COMPLEX_NUMBER = re.compile(r"#complex\.number<:f(?:32|64) (.+), (.+)>")
+_COMPLEX_NUMBER = re.compile(r"#complex\.number<:f(?:32|64) ([^,]+), ([^>]+)>")
 
 
 def _number(attribute: Any) -> Any:
