@@ -6,10 +6,11 @@ import jax
 import ml_dtypes
 import numpy as np
 import pytest
-from jax import lax
-from op_checks import Case, check_derivative, check_relowers, check_value, check_vmap, ids, module
+from jax.test_util import check_grads
+from op_checks import Case, check_derivative, check_relowers, check_value, check_vmap, ids, module, one_operation
 
 import unlower
+from unlower.errors import RuleError
 
 _DTYPES = {
     "f64": np.float64,
@@ -100,8 +101,8 @@ def _comparison(direction: str, kind: str, element: str) -> Case:
 
 
 _BOOLEAN = [
-    # Booleans add and multiply as OR and AND, and lower as such.
-    dataclasses.replace(_case(f"stablehlo.{name}", ("i1",), 2), name=f"boolean {name}", relowers=False)
+    # Booleans add and multiply as OR and AND.
+    dataclasses.replace(_case(f"stablehlo.{name}", ("i1",), 2), name=f"boolean {name}")
     for name in ("add", "multiply")
 ]
 
@@ -127,16 +128,6 @@ CASES = [
         for to in ("f32", "bf16", "i1", "complex<f32>", "f8E4M3FN", "f8E5M2")
     ),
     _case("stablehlo.convert", ("i32", "i8", "i1"), result="ui8"),
-    _case("stablehlo.bitcast_convert", ("f32",), result="i32"),
-    Case(
-        "bitcast to a narrower type",
-        module(
-            "tensor<3xf32>",
-            "tensor<3x2xi16>",
-            "    %0 = stablehlo.bitcast_convert %a0 : (tensor<3xf32>) -> tensor<3x2xi16>\n    return %0 : tensor<3x2xi16>",
-        ),
-        [np.array([1.5, -0.0, np.nan], np.float32)],
-    ),
     Case(
         "select by a scalar",
         module(
@@ -159,6 +150,22 @@ CASES = [
         ),
         [np.array([0.5, -1.0, 2.0], np.float32)],
         relowers=False,  # JAX lowers the default form beside it, which nothing uses
+    ),
+    *(
+        Case(
+            f"{operation} by scalars",
+            module(
+                f"tensor<{element}>; tensor<4x{element}>; tensor<{element}>",
+                f"tensor<4x{element}>",
+                f"""    %0 = stablehlo.clamp %a0, %a1, %a2 : (tensor<{element}>, tensor<4x{element}>, tensor<{element}>) ->
+      tensor<4x{element}>
+    return %0 : tensor<4x{element}>""",
+            ),
+            [dtype(0), np.array([-1, 0, 2, 3], dtype), dtype(2)],
+            # The primitive broadcasts the bounds, as XLA does.
+            relowers=False,
+        )
+        for operation, element, dtype in (("clamp floats", "f32", np.float32), ("clamp integers", "i32", np.int32))
     ),
     Case(
         "optimization barrier",
@@ -186,6 +193,28 @@ CASES = [
     ),
 ]
 
+# Integers of 2 and 4 bits: every value with every other.
+_NARROW = {"i2": ml_dtypes.int2, "ui2": ml_dtypes.uint2, "i4": ml_dtypes.int4, "ui4": ml_dtypes.uint4}
+_NARROW_BINARY = ("add", "subtract", "multiply", "maximum", "minimum", "and", "or", "xor", "power", "remainder")
+_NARROW_BINARY += ("divide", "shift_left", "shift_right_arithmetic", "shift_right_logical")
+
+
+def _narrow(element: str) -> Case:
+    """A module that applies every op that takes these integers."""
+    dtype, low = _NARROW[element], 0 if element.startswith("u") else -(2 ** (int(element[-1]) - 1))
+    values = np.arange(low, low + 2 ** int(element[-1]))
+    lhs, rhs = (x.reshape(-1).astype(dtype) for x in np.meshgrid(values, values))
+    type_ = f"tensor<{lhs.size}x{element}>"
+    unary = ("negate", "not", "popcnt", "count_leading_zeros", *(() if low == 0 else ("abs", "sign")))
+    lines = [f"    %{name} = stablehlo.{name} %a0 : {type_}" for name in unary]
+    lines += [f"    %{name} = stablehlo.{name} %a0, %a1 : {type_}" for name in _NARROW_BINARY]
+    names = (*unary, *_NARROW_BINARY)
+    lines.append(f"    return {', '.join(f'%{n}' for n in names)} : {', '.join([type_] * len(names))}")
+    return Case(element, module(f"{type_}; {type_}", ", ".join([type_] * len(names)), "\n".join(lines)), [lhs, rhs])
+
+
+CASES += [_narrow(element) for element in _NARROW]
+
 # Beyond XLA on the CPU, by the values of the specification.
 BEYOND = [
     Case(
@@ -200,17 +229,16 @@ BEYOND = [
         [np.array([1 + 2j, 1 + 1j, 0], np.complex64), np.array([1 + 1j, 2, 0], np.complex64)],
         expected=[np.array([1 + 2j, 2, 0], np.complex64), np.array([1 + 1j, 1 + 1j, 0], np.complex64)],
     ),
-    Case(
-        "bits as booleans",
-        module(
-            "tensor<2xi8>",
-            "tensor<2x8xi1>",
-            "    %0 = stablehlo.bitcast_convert %a0 : (tensor<2xi8>) -> tensor<2x8xi1>\n    return %0 : tensor<2x8xi1>",
-        ),
-        [np.array([5, -1], np.int8)],
-        expected=[np.array([[1, 0, 1, 0, 0, 0, 0, 0], [1] * 8], bool)],
-    ),
 ]
+
+
+def test_complex_cube_root():
+    type_ = "tensor<4xcomplex<f64>>"
+    roots = np.array([1, 1 + 1j, 1 - 0.5j, 2j * np.exp(-1j)])
+    program = unlower.load(one_operation(type_, type_, "stablehlo.cbrt"))
+    with jax.enable_x64(True):
+        np.testing.assert_allclose(program(roots**3), roots, rtol=1e-14)
+
 
 _SMOOTH = {
     "exponential": (0.3, -1.2), "log": (0.5, 2.0), "sine": (0.3, 2.0), "cosine": (0.3, 2.0), "tan": (0.3, 1.0),
@@ -228,19 +256,6 @@ def _smooth(name: str, operands: int, values: tuple[float, ...]) -> Case:
     return Case(name, module(types, "tensor<2xf64>", body), inputs, moving=tuple(range(operands)))
 
 
-_COMPLEX_SINE = Case(
-    "complex sine, cosine and magnitude",
-    module(
-        "tensor<2xcomplex<f64>>",
-        "tensor<2xcomplex<f64>>, tensor<2xcomplex<f64>>, tensor<2xf64>",
-        """    %0 = stablehlo.sine %a0 : tensor<2xcomplex<f64>>
-    %1 = stablehlo.cosine %a0 : tensor<2xcomplex<f64>>
-    %2 = stablehlo.abs %a0 : (tensor<2xcomplex<f64>>) -> tensor<2xf64>
-    return %0, %1, %2 : tensor<2xcomplex<f64>>, tensor<2xcomplex<f64>>, tensor<2xf64>""",
-    ),
-    [np.array([0.3 + 1j, -1.2 + 0.4j])],
-)
-
 DERIVATIVES = [
     *(_smooth(name, 1, values) for name, values in _SMOOTH.items()),
     *(_smooth(name, 2, (0.7, 1.9)) for name in _SMOOTH_BINARY),
@@ -257,10 +272,11 @@ def test_relowers(case):
     check_relowers(case)
 
 
-_REEMITTED = ("EQ TOTALORDER", "power", "select", "logistic", "sine")
+# Those that are re-emitted, and some that are not.
+_BATCHED = ("TOTALORDER", "power", "select", "logistic", "sine", "abs", "add", "i1", "i4", "clamp")
 
 
-@pytest.mark.parametrize("case", [c for c in CASES if any(name in c.name for name in _REEMITTED)], ids=ids)
+@pytest.mark.parametrize("case", [c for c in CASES if any(word in c.name for word in _BATCHED)], ids=ids)
 def test_vmap(case):
     check_vmap(case)
 
@@ -270,12 +286,31 @@ def test_derivative(case):
     check_derivative(case)
 
 
-def test_derivative_of_complex_functions():
-    """Checked against `lax`, since the check above pairs real directions."""
+@pytest.mark.parametrize("name", ["abs", "sine", "cosine", "logistic"])
+def test_derivative_of_complex_functions(name):
+    source, target = "tensor<2xcomplex<f64>>", "tensor<2xf64>" if name == "abs" else "tensor<2xcomplex<f64>>"
+    program = unlower.load(one_operation(source, target, f"stablehlo.{name}"))
     with jax.enable_x64(True):
-        (z,) = _COMPLEX_SINE.inputs
-        program = unlower.load(_COMPLEX_SINE.text)
-        got = jax.jvp(program.flat, (z,), (z * 1j,))[1]
-        want = jax.jvp(lambda z: (lax.sin(z), lax.cos(z), lax.abs(z)), (z,), (z * 1j,))[1]
-        for a, b in zip(got, want, strict=True):
-            np.testing.assert_allclose(a, b, rtol=1e-12)
+        check_grads(program, (np.array([0.3 - 0.7j, -1.2 + 0.4j]),), order=2, modes=("fwd", "rev"), rtol=1e-5)
+
+
+def test_derivatives_cost_what_jax_asks_for_them():
+    program = unlower.load(one_operation("tensor<3xf32>", "tensor<3xf32>", "stablehlo.logistic"))
+    x = np.array([-1.0, 0.5, 3.0], np.float32)
+    gradient = jax.jit(jax.grad(lambda x: program(x).sum())).lower(x).as_text()
+    # The op once, and no exponential beside it: the derivative is made of the result.
+    assert gradient.count("stablehlo.logistic") == 1
+    assert "exponential" not in gradient
+
+
+def test_the_magnitude_of_zero_has_derivative_zero():
+    program = unlower.load(one_operation("tensor<2xcomplex<f32>>", "tensor<2xf32>", "stablehlo.abs"))
+    x = np.array([0, 3 + 4j], np.complex64)
+    assert jax.jvp(program, (x,), (np.ones_like(x),))[1].tolist() == [0, np.float32(0.6)]
+
+
+def test_what_no_rule_can_mean_is_named():
+    type_ = "tensor<2xcomplex<f32>>"
+    with pytest.raises(RuleError, match="remainder") as caught:
+        unlower.load(one_operation(f"{type_}; {type_}", type_, "stablehlo.remainder"))
+    assert "stablehlo.remainder" in caught.value.where
