@@ -59,6 +59,7 @@ class Flow:
     def __init__(self, module: Module):
         self.module = module
         self.called: dict[Any, tuple[str, ...]] = {}
+        self.reshaped: dict[str, str] = {}  # the hash of a reshape -> the hash of what was reshaped first
 
     def results(self) -> tuple[str, ...]:
         """One hash for each result of the entry, over `arg0`, `arg1`, ..."""
@@ -94,9 +95,9 @@ class Flow:
             return operands
         if name == "stablehlo.reshape":
             # A chain of reshapes is its last one; a broadcast that only adds sizes of one is a reshape.
-            base = known.get(("reshaped", operands[0]), operands[0])  # pyright: ignore[reportCallIssue,reportArgumentType]
+            base = self.reshaped.get(operands[0], operands[0])
             own = digest("reshape", base, str(result))
-            known[("reshaped", own)] = base  # pyright: ignore[reportArgumentType]
+            self.reshaped[own] = base
             return (own,)
         if name == "stablehlo.broadcast_in_dim":
             dimensions = attribute(op.attributes["broadcast_dimensions"])

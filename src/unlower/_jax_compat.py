@@ -25,6 +25,8 @@ from jax.extend.core import primitives
 from jaxlib import _hlo  # pyright: ignore[reportAttributeAccessIssue]  (no stubs)
 from jaxlib.cpu import _lapack
 
+from unlower.errors import UnsupportedOpError
+
 __all__ = [
     "JaxprEqn",
     "JaxprParts",
@@ -64,14 +66,19 @@ class JaxprParts(NamedTuple):
     consts: Sequence[Any]
 
 
+def _inner_jaxpr(closed: Any) -> Any:
+    """The Jaxpr inside a closed one. jax 0.10 has a class ClosedJaxpr; 0.12 keeps `consts` in Jaxpr itself."""
+    return closed.jaxpr if hasattr(core, "ClosedJaxpr") and isinstance(closed, core.ClosedJaxpr) else closed
+
+
 def open_closed_jaxpr(closed: Any) -> JaxprParts:
-    """Takes a closed Jaxpr apart. jax 0.10 has a class ClosedJaxpr; 0.12 keeps `consts` in Jaxpr itself."""
-    inner = closed.jaxpr if hasattr(core, "ClosedJaxpr") and isinstance(closed, core.ClosedJaxpr) else closed
+    """Takes a closed Jaxpr apart."""
+    inner = _inner_jaxpr(closed)
     return JaxprParts(inner.invars, inner.outvars, inner.eqns, inner.constvars, closed.consts)
 
 
 def closed_jaxpr(parts: JaxprParts, name: str, effects: frozenset[Any] = frozenset()) -> Any:
-    """Builds a closed Jaxpr from its parts. The class differs as in `open_closed_jaxpr`."""
+    """Builds a closed Jaxpr from its parts. The class differs as in `_inner_jaxpr`."""
     names = tuple(f"arg{i}" for i in range(len(parts.invars)))
     paths = tuple(f"result[{i}]" for i in range(len(parts.outvars)))
     debug = core.DebugInfo("unlower", name, names, paths)
@@ -102,8 +109,7 @@ def scoped_source_info(scope: str) -> Any:
 
 def eval_closed_jaxpr(closed: Any, *arguments: Any) -> list[Any]:
     """Evaluates a closed Jaxpr equation by equation, under whatever trace is current."""
-    jaxpr = closed.jaxpr if hasattr(core, "ClosedJaxpr") else closed
-    return core.eval_jaxpr(jaxpr, closed.consts, *arguments)
+    return core.eval_jaxpr(_inner_jaxpr(closed), closed.consts, *arguments)
 
 
 @functools.lru_cache(maxsize=1)
@@ -153,15 +159,14 @@ def canonical_constant(array: np.ndarray) -> Any:
     return _literals.TypedNdArray(array)
 
 
-@functools.lru_cache(maxsize=1)
+@functools.cache
 def _splat_example() -> dict[str, Any]:
-    (equation,) = open_closed_jaxpr(jax.make_jaxpr(lambda x: jax.lax.broadcast_in_dim(x, (2,), ()))(np.float32(0))).eqns
-    return equation.params
+    return traced_params(lambda x: jax.lax.broadcast_in_dim(x, (2,), ()), np.float32(0))
 
 
 def splat_equation_params(shape: tuple[int, ...]) -> dict[str, Any]:
     """The parameters of the equation that spreads a scalar over `shape`."""
-    return dict(_splat_example()) | {"shape": shape, "broadcast_dimensions": ()}
+    return _splat_example() | {"shape": shape, "broadcast_dimensions": ()}
 
 
 # --- readers: parsing text and bytecode
@@ -216,8 +221,8 @@ def compile_with_xla(module: str | bytes) -> Any:
     The executable takes and returns lists of arrays on the first device. The same in jax 0.10 to 0.12; it can go once JAX has a
     public way to compile a module. A module after XLA's optimisations can abort the process here.
     """
-    # LAPACK's kernels are empty pointers until JAX fills them in, which its own lowering would see to.
-    _linalg.initialize_lapack()
+    # JAX's own lowering would see to this.
+    initialize_lapack()
     device = jax.local_devices()[0]
     options = _compiler.get_compile_options(num_replicas=1, num_partitions=1, detailed_logging=False)
     executable = device.client.compile_and_load(module, _xla_client.DeviceList((device,)), options)
@@ -278,12 +283,15 @@ def result_aval(operands: Sequence[Any], shape: tuple[int, ...], dtype: np.dtype
 def lower_to_block(context: Any, block: Any, closed: Any, captured: Sequence[Any], terminator: str) -> None:
     """Lowers a closed Jaxpr into an MLIR block whose arguments are the Jaxpr's last; `captured` are MLIR values, its first."""
     if closed.effects:
-        raise NotImplementedError(f"the effects {closed.effects} inside a region")
-    inner = closed.jaxpr if hasattr(core, "ClosedJaxpr") else closed
+        # A region has no token to thread an effect through; JAX refuses effects in its own reductions as well.
+        raise UnsupportedOpError(
+            f"an operation with side effects inside a region that is re-emitted ({closed.effects})",
+            mend="move the effect out of the region, or give the operation around it a rule of your own through rules=",
+        )
     with mlir_ir.InsertionPoint(block):
         results, _ = mlir.jaxpr_subcomp(
             context.module_context,
-            inner,
+            _inner_jaxpr(closed),
             source_info_util.new_name_stack(),
             mlir.TokenSet(),
             [mlir.ir_constant(np.asarray(const)) for const in closed.consts],

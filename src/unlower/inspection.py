@@ -7,7 +7,7 @@ from typing import Any
 from unlower.errors import FormatError
 from unlower.evaluate.support import unsupported_ops
 from unlower.ir.check import check
-from unlower.ir.module import Function, Location, Module, Op, Value, walk
+from unlower.ir.module import CONSTANTS, CUSTOM_CALLS, Function, Location, Module, Op, Value, walk
 from unlower.ir.printer import print_op
 from unlower.ir.types import TensorType
 from unlower.ops import op_rules
@@ -17,8 +17,6 @@ from unlower.report import Argument, Inspection, Loop, UnsupportedOp
 
 __all__ = ["inspect"]
 
-_CONSTANTS = ("stablehlo.constant", "mhlo.constant")
-_CUSTOM_CALLS = ("stablehlo.custom_call", "mhlo.custom_call")
 _LOOPS = ("stablehlo.while", "mhlo.while")
 
 
@@ -44,7 +42,7 @@ def inspect(source: Any, *, rules: Mapping[str, Callable[..., Any]] | None = Non
     module, elided = _read(source)
     check(module)
     ops = [(function.name, index, op) for function in module.functions.values() for index, op in _numbered(function)]
-    constants = [op for *_, op in ops if op.name in _CONSTANTS]
+    constants = [op for *_, op in ops if op.name in CONSTANTS]
     main = module.main
     supported = op_rules if rules is None else rules
     return Inspection(
@@ -54,7 +52,7 @@ def inspect(source: Any, *, rules: Mapping[str, Callable[..., Any]] | None = Non
         functions=len(module.functions),
         operations=len(ops),
         histogram=_counted(op.name for *_, op in ops),
-        custom_calls=_counted(str(op.attributes.get("call_target_name")) for *_, op in ops if op.name in _CUSTOM_CALLS),
+        custom_calls=_counted(str(op.attributes.get("call_target_name")) for *_, op in ops if op.name in CUSTOM_CALLS),
         loops=tuple(
             Loop(function=function, index=index, carried=len(op.results), location=_place(op.location))
             for function, index, op in ops

@@ -20,7 +20,7 @@ from unlower.raising.loop_order import order_loops
 from unlower.raising.normalize import normalize
 from unlower.readers.detect import read
 
-__all__ = ["Program", "load"]
+__all__ = ["Program", "load", "spell_aval"]
 
 
 def load(
@@ -148,7 +148,7 @@ class Program:
             given = _typeof(array)
             same = given.dtype == wanted.dtype and len(given.shape) == len(wanted.shape)
             if not same or any(isinstance(w, int) and g != w for g, w in zip(given.shape, wanted.shape, strict=True)):
-                raise self._mismatch(f"argument {position} is {_short(given)}, not {_short(wanted)}", arrays)
+                raise self._mismatch(f"argument {position} is {spell_aval(given)}, not {spell_aval(wanted)}", arrays)
             arguments.append(array)
         return arguments
 
@@ -158,16 +158,16 @@ class Program:
             narrowed.get(_typeof(array).dtype.name) == aval.dtype.name
             for array, aval in zip(arrays, self.in_avals, strict=False)
         )
-        given = ", ".join(_short(_typeof(a)) for a in arrays)
-        expected = ", ".join(map(_short, self.in_avals))
+        given = ", ".join(spell_aval(_typeof(a)) for a in arrays)
+        expected = ", ".join(map(spell_aval, self.in_avals))
         mend = "pass arrays of the expected shapes and dtypes"
         if wide and not jax.config.read("jax_enable_x64"):
             mend = "the program computes in 64 bits: jax.config.update('jax_enable_x64', True)"
         return SignatureError(f"{what}\n  expected: ({expected})\n  given:    ({given})", mend=mend)
 
     def __repr__(self) -> str:
-        inputs = ", ".join(map(_short, self.in_avals))
-        outputs = ", ".join(map(_short, self.out_avals))
+        inputs = ", ".join(map(spell_aval, self.in_avals))
+        outputs = ", ".join(map(spell_aval, self.out_avals))
         return f"<unlower.Program {self.module.name}: ({inputs}) -> ({outputs})>"
 
 
@@ -176,7 +176,8 @@ def _typeof(array: Any) -> Any:
     return array if isinstance(array, np.ndarray | np.generic) else jax.typeof(array)
 
 
-def _short(aval: Any) -> str:
+def spell_aval(aval: Any) -> str:
+    """Spells shape and dtype, e.g. `float32[2,3]`."""
     return f"{aval.dtype.name}[{','.join(map(str, aval.shape))}]"
 
 

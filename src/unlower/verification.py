@@ -12,7 +12,7 @@ import numpy as np
 from unlower._xla_child import run_original
 from unlower.errors import SignatureError
 from unlower.ir.module import Module, walk
-from unlower.program import Program, load
+from unlower.program import Program, load, spell_aval
 from unlower.readers.original import original_stablehlo
 from unlower.report import Difference, Timings, Verification
 
@@ -62,8 +62,8 @@ def verify(
         return Verification(
             name=program.module.name,
             outcome=outcome,
-            inputs=tuple(map(_short, arrays)),
-            outputs=tuple(map(_short, program.out_avals)),
+            inputs=tuple(map(spell_aval, arrays)),
+            outputs=tuple(map(spell_aval, program.out_avals)),
             seed=None if given else seed,
             **{**defaults, **found},
         )
@@ -109,7 +109,7 @@ def random_inputs(program: Program, seed: int = 0) -> list[np.ndarray]:
 def _draw(generator: np.random.Generator, aval: jax.ShapeDtypeStruct) -> np.ndarray:
     if not all(isinstance(size, int) for size in aval.shape):
         raise SignatureError(
-            f"no random input for {_short(aval)}, whose sizes the call decides",
+            f"no random input for {spell_aval(aval)}, whose sizes the call decides",
             mend="pass arrays of the sizes you mean: verify(source, inputs=[...])",
         )
     dtype = aval.dtype
@@ -171,7 +171,3 @@ def _notes(module: Module, results: Sequence[np.ndarray]) -> Iterator[str]:
     ]
     if empty:
         yield f"nothing but NaN in result {', '.join(empty)}: these inputs tell little about it"
-
-
-def _short(array: Any) -> str:
-    return f"{array.dtype.name}[{','.join(map(str, array.shape))}]"

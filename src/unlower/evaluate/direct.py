@@ -11,22 +11,18 @@ from typing import Any
 import jax
 import numpy as np
 
-from unlower._jax_compat import Tracer, open_closed_jaxpr
+from unlower._jax_compat import Tracer
 from unlower.errors import RuleError, UnlowerError
 from unlower.evaluate.splice import called_functions, shape_and_dtype
 from unlower.evaluate.support import find_rule
-from unlower.ir.module import Function, Module, Op, Region, Value, walk
-from unlower.ir.printer import print_op
+from unlower.ir.module import CALLS, CONSTANTS, EFFECTFUL, Function, Module, Op, Region, Value, walk
+from unlower.ir.printer import print_place
 from unlower.ops.rule import apply_rule, is_specialized
 
 __all__ = ["evaluate_directly"]
 
 _SHAPE_ELEMENTS = 1024
 """Arrays up to this many elements are computed on the spot when everything they depend on is known."""
-
-_CALLS = frozenset({"func.call", "stablehlo.call", "call"})
-_CONSTANTS = frozenset({"stablehlo.constant", "mhlo.constant"})
-_EFFECTFUL = frozenset({"stablehlo.rng", "mhlo.xla.rng_get_and_update_state"})
 
 
 def evaluate_directly(
@@ -62,14 +58,7 @@ class _RegionProgram:
         if not arguments:
             arguments = tuple(jax.ShapeDtypeStruct(*shape_and_dtype(value)) for value in self.region.arguments)
         structs = [jax.ShapeDtypeStruct(np.shape(x), x.dtype) for x in arguments]
-        closed = jax.make_jaxpr(self.__call__)(*structs)
-        free = [c for c in open_closed_jaxpr(closed).consts if isinstance(c, Tracer)]
-        if free:
-            # A region that closes over traced values: make them inputs, so that the Jaxpr is closed.
-            return self._hoisted(structs)
-        return closed
-
-    def _hoisted(self, structs: Sequence[Any]) -> Any:
+        # Traced values that the region closes over become inputs, so that the Jaxpr is closed.
         used = [v for op in walk(self.region) for v in op.operands] + list(self.region.results)
         outer = list(dict.fromkeys(v for v in used if isinstance(self._environment.get(v), Tracer)))
         self.captures = tuple(self._environment[v] for v in outer)
@@ -91,11 +80,11 @@ class _Evaluator:
     def region(self, region: Region, environment: dict[Value, Any], arguments: Sequence[Any]) -> list[Any]:
         environment.update(zip(region.arguments, arguments, strict=True))
         for op in region.ops:
-            if op.name in _CONSTANTS:
+            if op.name in CONSTANTS:
                 environment[op.results[0]] = np.array(op.attributes["value"].expanded())
                 continue
             operands = [environment[value] for value in op.operands]
-            results = self._call(op, operands) if op.name in _CALLS else self._apply(op, operands, environment)
+            results = self._call(op, operands) if op.name in CALLS else self._apply(op, operands, environment)
             environment.update(zip(op.results, results, strict=True))
         return [environment[value] for value in region.results]
 
@@ -120,10 +109,8 @@ class _Evaluator:
         assert rule is not None, op.name
         subprograms: list[Any] = [_RegionProgram(self, region, environment) for region in op.regions]
         subprograms += [_RegionProgram(self, function.body, {}) for function in called_functions(op, self._module)]
-        known = all(map(_is_known, operands)) and op.name not in _EFFECTFUL and bool(op.results)
+        known = all(map(_is_known, operands)) and op.name not in EFFECTFUL and bool(op.results)
         try:
-            if op.name == "stablehlo.get_dimension_size":
-                return [np.asarray(operands[0].shape[op.attributes["dimension"]], np.int32)]
             if known and self._is_small(op, operands):
                 with jax.ensure_compile_time_eval():
                     results = apply_rule(rule, op, operands, subprograms)
@@ -134,8 +121,7 @@ class _Evaluator:
         except UnlowerError:
             raise
         except Exception as error:
-            place = f", from {op.location}" if op.location else ""
-            raise RuleError(f"the rule of {op.name} failed: {error}", where=f"`{print_op(op)}`{place}") from error
+            raise RuleError(f"the rule of {op.name} failed: {error}", where=print_place(op)) from error
 
     def _is_small(self, op: Op, operands: Sequence[Any]) -> bool:
         if any(np.size(operand) > _SHAPE_ELEMENTS for operand in operands):

@@ -42,8 +42,8 @@ from unlower.evaluate.cache import shared_templates
 from unlower.evaluate.keys import Interner
 from unlower.evaluate.support import find_rule
 from unlower.ir.attributes import DenseElements
-from unlower.ir.module import Function, Module, Op, Region, Value, walk
-from unlower.ir.printer import print_op
+from unlower.ir.module import CALLS, CONSTANTS, CUSTOM_CALLS, Function, Module, Op, Region, Value, walk
+from unlower.ir.printer import print_place
 from unlower.ir.types import TensorType
 from unlower.ops.rule import apply_rule, is_specialized
 
@@ -55,9 +55,7 @@ _SPECIALIZED_ELEMENTS = 1024
 _SHARED_REGION_OPS = 8
 """Templates of operations that hold larger programs are not kept for later loads."""
 
-_CALLS = frozenset({"func.call", "stablehlo.call", "call"})
-_CONSTANTS = frozenset({"stablehlo.constant", "mhlo.constant"})
-_HOLDS_FUNCTIONS = frozenset({"stablehlo.composite", "stablehlo.custom_call", "mhlo.custom_call"})
+_HOLDS_FUNCTIONS = CUSTOM_CALLS | {"stablehlo.composite"}
 """Operations whose attributes name functions, or whose attributes choose the rule."""
 
 
@@ -110,7 +108,7 @@ class _Splicer:
         self._constants: dict[Value, DenseElements] = {}
         for function in module.functions.values():
             for op in walk(function.body):
-                if op.name in _CONSTANTS:
+                if op.name in CONSTANTS:
                     self._constants[op.results[0]] = op.attributes["value"]
         self._context = equation_context()
         self._shared = shared_templates()
@@ -144,10 +142,10 @@ class _Splicer:
         templates, key_of, functions = self._templates, self._interner.op, self._module.functions
         rules = self._found_rules
         for op in region.ops:
-            if op.name in _CONSTANTS:
+            if op.name in CONSTANTS:
                 plan.append(None)
                 continue
-            if op.name in _CALLS:
+            if op.name in CALLS:
                 plan.append(None)
                 highest = max(highest, self._plan(functions[str(op.attributes["callee"])].body))
                 continue
@@ -256,10 +254,10 @@ class _Splicer:
             return results
         except UnlowerError as error:
             if error.where is None:
-                raise type(error)(error.what, where=_place(op), mend=error.mend) from error
+                raise type(error)(error.what, where=print_place(op), mend=error.mend) from error
             raise
         except Exception as error:
-            raise RuleError(f"the rule of {op.name} failed: {error}", where=_place(op)) from error
+            raise RuleError(f"the rule of {op.name} failed: {error}", where=print_place(op)) from error
 
     def _check_results(self, op: Op, results: Sequence[Any]) -> None:
         if len(results) != len(op.results):
@@ -367,7 +365,7 @@ class _Splicer:
                 if source is None:
                     source = scopes[location.name] = scoped_source_info(_scope(location.name, scope))
             if template is None:
-                if op.name in _CONSTANTS:
+                if op.name in CONSTANTS:
                     self._constant(op, environment, append, source, constvars, consts)
                 else:
                     self._call(op, [read(v) for v in op.operands], environment, append, source)
@@ -470,8 +468,3 @@ def _scope(name: str, around: str) -> str:
         inner = _REGION_SCOPE.match(name)
         name = (name[inner.end() :] if inner else name).lstrip("/")
     return name.rpartition("/")[0]
-
-
-def _place(op: Op) -> str:
-    place = f", from {op.location}" if op.location else ""
-    return f"`{print_op(op)}`{place}"

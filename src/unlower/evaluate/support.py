@@ -5,17 +5,15 @@ from typing import Any
 
 from unlower._jax_compat import is_registered_target
 from unlower.errors import UnsupportedOpError
-from unlower.ir.module import Module, Op, Value, walk
-from unlower.ir.printer import print_op
+from unlower.ir.module import CALLS, CONSTANTS, CUSTOM_CALLS, Module, Op, Value, walk
+from unlower.ir.printer import print_place
 from unlower.ir.types import DTYPES, QuantizedElement, TensorType, TokenType
 from unlower.ops.custom_calls.misc import ffi_fallback
 
 __all__ = ["check_supported", "find_rule", "is_static", "unsupported_ops"]
 
-_STRUCTURAL = frozenset({"stablehlo.constant", "mhlo.constant", "func.call", "call", "stablehlo.call"})
+_STRUCTURAL = CALLS | CONSTANTS
 """Operations that the evaluators handle themselves."""
-
-_CUSTOM_CALLS = frozenset({"stablehlo.custom_call", "mhlo.custom_call"})
 
 _SHOWN = 20
 """How many unsupported operations an error message draws in full."""
@@ -23,7 +21,7 @@ _SHOWN = 20
 
 def find_rule(op: Op, rules: Mapping[str, Callable[..., Any]]) -> Callable[..., Any] | None:
     """Returns the rule of an operation (by target name for custom calls), or None."""
-    if op.name in _CUSTOM_CALLS:
+    if op.name in CUSTOM_CALLS:
         target = op.attributes.get("call_target_name", "")
         rule = rules.get(target)
         if rule is None and is_registered_target(str(target)):
@@ -50,7 +48,7 @@ def unsupported_ops(module: Module, rules: Mapping[str, Callable[..., Any]]) -> 
                 if find_rule(op, rules) is None:
                     target = op.attributes.get("call_target_name")
                     reason = f"no rule for {name}" if target is None else f"no rule for the custom call {target!r}"
-                elif name not in _CUSTOM_CALLS:
+                elif name not in CUSTOM_CALLS:
                     good_names.add(name)
             if reason is not None:
                 yield function.name, index, op, reason
@@ -74,8 +72,7 @@ def check_supported(module: Module, rules: Mapping[str, Callable[..., Any]]) -> 
     head = "; ".join(f"{reason} ({count}x)" if count > 1 else reason for reason, count in kinds.items())
     lines = []
     for function, index, op, _ in found[:_SHOWN]:
-        place = f", from {op.location}" if op.location else ""
-        lines.append(f"@{function}, op {index}, `{print_op(op)}`{place}")
+        lines.append(f"@{function}, op {index}, {print_place(op)}")
     if len(found) > _SHOWN:
         lines.append(f"... and {len(found) - _SHOWN} more")
     key = found[0][2].attributes.get("call_target_name", found[0][2].name)

@@ -10,7 +10,7 @@ from typing import Any
 
 from unlower.errors import InvalidModuleError
 from unlower.ir.module import Function, Module, Op, Region, Value
-from unlower.ir.printer import print_op
+from unlower.ir.printer import print_place
 from unlower.ir.types import OpaqueType, TensorType, Type
 
 __all__ = ["check"]
@@ -106,10 +106,9 @@ class _Checker:
         self._known.add(id(type_))
 
     def _error(self, what: str, op: Op, index: int) -> InvalidModuleError:
-        place = f", from {op.location}" if op.location else ""
         return InvalidModuleError(
             what,
-            where=f"@{self._function.name}, op {index}, `{print_op(op)}`{place}",
+            where=f"@{self._function.name}, op {index}, {print_place(op)}",
             mend="the module was damaged or rewritten wrongly; if it is as a tool wrote it, please report it",
         )
 

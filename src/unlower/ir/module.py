@@ -11,7 +11,40 @@ from typing import Any
 
 from unlower.ir.types import Type
 
-__all__ = ["Function", "Location", "Module", "Op", "Region", "Value", "walk"]
+__all__ = [
+    "CALLS",
+    "CONSTANTS",
+    "CUSTOM_CALLS",
+    "EFFECTFUL",
+    "Function",
+    "Location",
+    "Module",
+    "Op",
+    "Region",
+    "Value",
+    "walk",
+]
+
+CALLS = frozenset({"func.call", "stablehlo.call", "call"})
+"""Operations that call the function named by `callee`."""
+
+CONSTANTS = frozenset({"stablehlo.constant", "mhlo.constant"})
+"""Operations that make the array in their attribute `value`."""
+
+CUSTOM_CALLS = frozenset({"stablehlo.custom_call", "mhlo.custom_call"})
+"""Operations whose meaning is that of `call_target_name`."""
+
+EFFECTFUL = frozenset(
+    {
+        "mhlo.xla.rng_get_and_update_state",
+        "stablehlo.infeed",
+        "stablehlo.outfeed",
+        "stablehlo.recv",
+        "stablehlo.rng",
+        "stablehlo.send",
+    }
+)
+"""Operations that must run once each, in order; custom calls say so in `has_side_effect`."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

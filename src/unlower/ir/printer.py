@@ -34,12 +34,18 @@ from unlower.ir.attributes import (
 from unlower.ir.module import Function, Module, Op, Region, Value
 from unlower.ir.types import DTYPES, FutureType, OpaqueType, TensorType, TokenType, TupleType
 
-__all__ = ["format_attribute", "print_module", "print_op"]
+__all__ = ["format_attribute", "print_module", "print_op", "print_place"]
 
 _BARE = re.compile(r"[A-Za-z_][A-Za-z0-9_$.]*")
 _DIALECTS = ("stablehlo", "chlo", "mhlo")
 _AS_DECIMALS = 16
 """Constants of more elements are printed as their bytes."""
+
+
+def print_place(op: Op) -> str:
+    """Draws an operation for an error message, with where it came from as far as the file tells."""
+    place = f", from {op.location}" if op.location else ""
+    return f"`{print_op(op)}`{place}"
 
 
 def print_op(op: Op, *, full: bool = False) -> str:

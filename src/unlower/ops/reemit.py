@@ -25,7 +25,7 @@ from unlower._jax_compat import (
 )
 from unlower._registry import Registry
 from unlower.errors import UnlowerError
-from unlower.ir.module import Op
+from unlower.ir.module import CUSTOM_CALLS, Op
 from unlower.ir.printer import format_attribute
 from unlower.ir.types import TensorType
 
@@ -45,7 +45,6 @@ __all__ = [
     "types_of",
 ]
 
-_CUSTOM_CALLS = ("stablehlo.custom_call", "mhlo.custom_call")
 
 _batching_rules = Registry("batching")
 _jvp_rules = Registry("jvp")
@@ -102,7 +101,7 @@ class Call:
     @property
     def key(self) -> str:
         """The name under which rules are filed: a custom call's target, else the op name."""
-        return str(self.attributes["call_target_name"]) if self.name in _CUSTOM_CALLS else self.name
+        return str(self.attributes["call_target_name"]) if self.name in CUSTOM_CALLS else self.name
 
     def bind(self, *operands: Any) -> tuple[Any, ...]:
         """Emits the operation on operands, which the regions' captures follow."""
@@ -258,7 +257,7 @@ def _lower(context: Any, *values: Any, **params: Any) -> Sequence[Any]:
     # CHLO has no terminator of its own.
     terminator = "mhlo.return" if call.name.startswith("mhlo.") else "stablehlo.return"
     regions: tuple[Any, ...] = call.regions
-    if call.name in _CUSTOM_CALLS and regions:
+    if call.name in CUSTOM_CALLS and regions:
         # A custom call has no regions of its own: it names functions of the module.
         names = call.attributes["called_computations"]
         called = [lower_to_function(context, str(n), r, terminator) for n, r in zip(names, regions, strict=True)]

@@ -126,7 +126,8 @@ def iota_of(op: Op, shape: tuple[int, ...], dimension: int) -> Array:
 @op_rule("stablehlo.get_dimension_size")
 def get_dimension_size(op: Op, operand: Array, *, dimension: int) -> Array:
     """Returns the size of a dimension, in elements. Spec: `get_dimension_size`."""
-    return lax.full((), operand.shape[dimension], np.dtype(np.int32))
+    # A NumPy array, which stays known where sizes are computed while tracing.
+    return np.asarray(operand.shape[dimension], np.int32)
 
 
 @op_rule("stablehlo.set_dimension_size", specialize=True)

@@ -8,23 +8,12 @@ unchanged values are moved to the front, in the carry's order; where that is imp
 import dataclasses
 from collections.abc import Iterator
 
-from unlower.ir.module import Function, Module, Op, Region, Value, walk
+from unlower.ir.module import EFFECTFUL, Function, Module, Op, Region, Value, walk
 
 __all__ = ["order_loops"]
 
 _FROM_HLO = "mhlo.is_dynamic"
 """The attribute that jaxlib's converter gives to every module it makes from HLO."""
-
-_EFFECTS = frozenset(
-    {
-        "mhlo.xla.rng_get_and_update_state",
-        "stablehlo.infeed",
-        "stablehlo.outfeed",
-        "stablehlo.recv",
-        "stablehlo.rng",
-        "stablehlo.send",
-    }
-)
 
 
 def order_loops(module: Module) -> Module:
@@ -47,7 +36,7 @@ def order_loops(module: Module) -> Module:
 
 
 def _has_effects(op: Op) -> bool:
-    return op.name in _EFFECTS or bool(op.attributes.get("has_side_effect"))
+    return op.name in EFFECTFUL or bool(op.attributes.get("has_side_effect"))
 
 
 def _region(region: Region) -> Region:
