@@ -124,7 +124,7 @@ def iota_of(op: Op, shape: tuple[int, ...], dimension: int) -> Array:
 
 
 @op_rule("stablehlo.get_dimension_size")
-def get_dimension_size(op: Op, operand: Array, *, dimension: int) -> Array:
+def get_dimension_size(op: Op, operand: Array, *, dimension: int) -> np.ndarray:
     """Returns the size of a dimension, in elements. Spec: `get_dimension_size`."""
     # A NumPy array, which stays known where sizes are computed while tracing.
     return np.asarray(operand.shape[dimension], np.int32)
