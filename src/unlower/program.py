@@ -13,12 +13,13 @@ from unlower._jax_compat import INLINED, Tracer, jit_equation_params, jit_p
 from unlower.errors import SignatureError
 from unlower.evaluate import check_supported, evaluate_directly, is_static, splice
 from unlower.ir.check import check
+from unlower.ir.interface import Interface
 from unlower.ir.module import Module, Value
 from unlower.ir.types import TensorType
 from unlower.ops import op_rules
 from unlower.raising.loop_order import order_loops
 from unlower.raising.normalize import normalize
-from unlower.readers.detect import read
+from unlower.readers.detect import read_source
 
 __all__ = ["Program", "load", "spell_aval"]
 
@@ -57,10 +58,11 @@ def load(
     table = op_rules if rules is None else rules
     # Loading makes many small objects and no garbage: the collector would only walk them again and again.
     with _collector_paused():
-        module = order_loops(normalize(read(source, elided=elided)))
+        module, interface = read_source(source, elided=elided)
+        module = order_loops(normalize(module))
         check(module)
         check_supported(module, table)
-        return Program(module, table)
+        return Program(module, table, interface)
 
 
 @contextlib.contextmanager
@@ -79,12 +81,14 @@ class Program:
 
     Attributes:
       module: the program in `unlower.ir`.
+      interface: what its flat inputs and outputs mean: trees, names, parameters, platforms.
       in_avals: shape and dtype of each flat argument, in the module's order.
       out_avals: shape and dtype of each flat result.
     """
 
-    def __init__(self, module: Module, rules: Mapping[str, Callable[..., Any]]):
+    def __init__(self, module: Module, rules: Mapping[str, Callable[..., Any]], interface: Interface):
         self.module = module
+        self.interface = interface
         self._rules = rules
         self._static = is_static(module)
         body = module.main.body

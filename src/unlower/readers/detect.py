@@ -17,24 +17,29 @@ import jax.export
 
 from unlower._jax_compat import mlir_ir as ir
 from unlower.errors import FormatError
+from unlower.ir.interface import Source
 from unlower.ir.module import Module
 from unlower.readers.elision import Elision
 from unlower.readers.hlo_proto import is_hlo_proto, read_hlo_proto
 from unlower.readers.hlo_text import is_hlo_text, read_hlo_text
 from unlower.readers.mlir_module import module_from_mlir
+from unlower.readers.names import interface_from_names
 from unlower.readers.stablehlo_bytecode import MAGIC, is_bytecode, read_bytecode
 from unlower.readers.stablehlo_text import is_stablehlo_text, read_stablehlo_text
 from unlower.readers.text import first_token
 
-__all__ = ["FOREIGN", "FORMATS", "LIVE", "Foreign", "Format", "read", "source_bytes"]
+__all__ = ["FOREIGN", "FORMATS", "LIVE", "Foreign", "Format", "read", "read_source", "source_bytes"]
 
 
 class Format(NamedTuple):
-    """A format that can be read: its name, whether bytes are of it, and how they become a module."""
+    """A format that can be read: its name, whether bytes are of it, and how they become a module.
+
+    A reader that knows of the interface what the module does not say returns it beside the module.
+    """
 
     name: str
     matches: Callable[[bytes], bool]
-    read: Callable[[bytes, Elision], Module]
+    read: Callable[[bytes, Elision], Module | Source]
 
 
 class Foreign(NamedTuple):
@@ -53,7 +58,7 @@ FORMATS: list[Format] = [
 ]
 """Tried in order; the first that matches reads."""
 
-LIVE: list[tuple[type, Callable[[Any, Elision], Module]]] = [
+LIVE: list[tuple[type, Callable[[Any, Elision], Module | Source]]] = [
     (jax.stages.Lowered, lambda lowered, elision: module_from_mlir(lowered.compiler_ir("stablehlo"), elision)),
     (jax.export.Exported, lambda exported, elision: read_bytecode(bytes(exported.mlir_module_serialized), elision)),
     (ir.Module, module_from_mlir),
@@ -120,8 +125,8 @@ _EXPORT_HINT = "pass an HLO or StableHLO module, as text, proto or bytecode"
 _TEXT_START = re.compile(rb"HloModule\b|module\b|\"?builtin\.module\b|\"?func\.func\b|//|/\*")
 
 
-def read(source: Any, *, elided: str | Mapping[str, Any] | None = None) -> Module:
-    """Reads a program.
+def read_source(source: Any, *, elided: str | Mapping[str, Any] | None = None) -> Source:
+    """Reads a program and its interface.
 
     Args:
       source: a path; the bytes or the text of a module; a `jax.stages.Lowered`, `jax.export.Exported` or MLIR module.
@@ -135,17 +140,28 @@ def read(source: Any, *, elided: str | Mapping[str, Any] | None = None) -> Modul
       TypeError: a source of another class.
 
     Example:
+      >>> found = read_source("HloModule m\\nENTRY e { x = f32[2] parameter(0)  ROOT y = f32[2] negate(x) }")
+      >>> [op.name for op in found.module.main.body.ops], len(found.interface.inputs)
+      (['stablehlo.negate'], 1)
+    """
+    elision = Elision(elided)
+    found = _read(source, elision)
+    elision.finish()
+    return found if isinstance(found, Source) else Source(found, interface_from_names(found))
+
+
+def read(source: Any, *, elided: str | Mapping[str, Any] | None = None) -> Module:
+    """Reads the module of a program; see `read_source`.
+
+    Example:
       >>> module = read("HloModule m\\nENTRY e { x = f32[2] parameter(0)  ROOT y = f32[2] negate(x) }")
       >>> [op.name for op in module.main.body.ops]
       ['stablehlo.negate']
     """
-    elision = Elision(elided)
-    module = _read(source, elision)
-    elision.finish()
-    return module
+    return read_source(source, elided=elided).module
 
 
-def _read(source: Any, elision: Elision) -> Module:
+def _read(source: Any, elision: Elision) -> Module | Source:
     for kind, reader in LIVE:
         if isinstance(source, kind):
             return reader(source, elision)
@@ -190,7 +206,7 @@ def _load(path: pathlib.Path) -> bytes:
     raise FormatError(f"{path} is {what}, not a file with a program", mend=mend)
 
 
-def _read_bytes(data: bytes, elision: Elision) -> Module:
+def _read_bytes(data: bytes, elision: Elision) -> Module | Source:
     if not data.strip():
         raise FormatError("the input is empty", mend=_EXPORT_HINT)
     for format_ in FORMATS:
