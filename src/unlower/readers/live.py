@@ -4,7 +4,7 @@ from typing import Any
 
 import jax
 
-from unlower._jax_compat import kept_arguments, node_builder
+from unlower._jax_compat import exported_shardings, kept_arguments, node_builder
 from unlower.errors import FormatError
 from unlower.ir.interface import LEAF, NONE, ExportRecord, Source, Tree
 from unlower.ir.key_path import AttributeKey, IndexKey, ItemKey, KeyPath
@@ -20,6 +20,7 @@ __all__ = ["read_exported", "read_lowered", "tree_from_definition"]
 def read_exported(exported: Any, elision: Elision) -> Source:
     """Reads a `jax.export.Exported`."""
     module = read_bytecode(bytes(exported.mlir_module_serialized), elision)
+    inputs, outputs = exported_shardings(exported)
     record = ExportRecord(
         function_name=exported.fun_name,
         jax_version=None,
@@ -37,8 +38,8 @@ def read_exported(exported: Any, elision: Elision) -> Source:
     found = Exported(
         arguments=tree_from_definition(exported.in_tree),
         results=tree_from_definition(exported.out_tree),
-        argument_types=[_type(aval) for aval in exported.in_avals],
-        result_types=[_type(aval) for aval in exported.out_avals],
+        argument_types=list(map(_type, exported.in_avals, inputs)),
+        result_types=list(map(_type, exported.out_avals, outputs)),
         kept=exported.module_kept_var_idx,
         platforms=tuple(exported.platforms),
         record=record,
@@ -120,23 +121,22 @@ def _key(key: Any) -> Any:
     return IndexKey(key.key if isinstance(key, jax.tree_util.FlattenedIndexKey) else -1)
 
 
-def _type(aval: Any) -> LeafType:
+def _type(aval: Any, sharding: Any = None) -> LeafType:
     dtype = aval.dtype
     if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
         name = str(dtype)
     else:
         name = "float0" if dtype == jax.dtypes.float0 else dtype.name
     shape = tuple(size if isinstance(size, int) else str(size) for size in aval.shape)
-    return LeafType(name, shape, _sharding(getattr(aval, "sharding", None)))
+    return LeafType(name, shape, _sharding(sharding))
 
 
 def _sharding(sharding: Any) -> str | None:
-    """The layout over devices in text, where there is one worth saying."""
-    spec = getattr(sharding, "spec", None)
-    if spec is None or not any(part is not None for part in spec):
-        return None
+    """The layout over devices in text."""
+    if not hasattr(sharding, "spec"):
+        return None if sharding is None else "an HLO sharding"
     sizes = ", ".join(f"{name}={size}" for name, size in sharding.mesh.shape.items())
-    return f"{spec} over ({sizes})"
+    return f"PartitionSpec({', '.join(map(repr, sharding.spec))}) over ({sizes})"
 
 
 def _class_name(thing: Any) -> str:
