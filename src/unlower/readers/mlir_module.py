@@ -235,12 +235,6 @@ class _Builder:
     def _read_location(self, location: Any) -> Location | None:
         """Reads the name, and the line of the innermost frame."""
         name = None
-        if type(location) is ir.FusedLoc:
-            # XLA's converter: the name and the source line side by side.
-            parts = list(location.locations)
-            named = next((part for part in parts if type(part) is ir.NameLoc), None)
-            name = None if named is None else named.name_str
-            location = next((part for part in parts if type(part) is ir.FileLineColLoc), location)
         if type(location) is ir.NameLoc:
             name = location.name_str
             location = location.child_loc
