@@ -8,8 +8,10 @@ field 1, and HloSnapshot an HloProto in field 1.
 from unlower._jax_compat import convert_hlo_to_stablehlo, new_mlir_context
 from unlower._jax_compat import mlir_ir as ir
 from unlower.errors import FormatError
+from unlower.ir.interface import Source
 from unlower.ir.module import Module
 from unlower.readers.elision import ELIDED_TARGET, Elision
+from unlower.readers.hlo_tuples import with_tuples
 from unlower.readers.mlir_module import module_from_mlir
 from unlower.readers.stablehlo_bytecode import has_plain_strings
 from unlower.readers.stablehlo_text import mlir_message
@@ -27,7 +29,7 @@ def is_hlo_proto(data: bytes) -> bool:
     return unwrap(data) is not None
 
 
-def read_hlo_proto(data: bytes, elision: Elision) -> Module:
+def read_hlo_proto(data: bytes, elision: Elision) -> Module | Source:
     """Reads an HloModuleProto, HloProto, HloSnapshot or HloUnoptimizedSnapshot.
 
     Raises:
@@ -38,7 +40,7 @@ def read_hlo_proto(data: bytes, elision: Elision) -> Module:
     return module_from_hlo_proto(_mark_elided(module), elision)
 
 
-def module_from_hlo_proto(module: bytes, elision: Elision) -> Module:
+def module_from_hlo_proto(module: bytes, elision: Elision) -> Module | Source:
     """Converts a serialized HloModuleProto to StableHLO and reads that."""
     try:
         bytecode = convert_hlo_to_stablehlo(module)
@@ -58,7 +60,7 @@ def module_from_hlo_proto(module: bytes, elision: Elision) -> Module:
                 where=where,
                 mend="the module breaks HLO's own rules, or uses an instruction that StableHLO cannot say",
             ) from None
-    return module_from_mlir(parsed, elision, careful=not has_plain_strings(bytecode))
+    return with_tuples(module_from_mlir(parsed, elision, careful=not has_plain_strings(bytecode)), module)
 
 
 def unwrap(data: bytes) -> bytes | None:

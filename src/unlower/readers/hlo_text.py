@@ -7,6 +7,7 @@ import re
 
 from unlower._jax_compat import hlo_text_to_proto
 from unlower.errors import FormatError
+from unlower.ir.interface import Source
 from unlower.ir.module import Module
 from unlower.readers.elision import Elision, mark_hlo_text
 from unlower.readers.hlo_proto import module_from_hlo_proto
@@ -26,7 +27,7 @@ def is_hlo_text(data: bytes) -> bool:
     return re.match(rb"HloModule\b", first_token(data)) is not None
 
 
-def read_hlo_text(data: bytes, elision: Elision) -> Module:
+def read_hlo_text(data: bytes, elision: Elision) -> Module | Source:
     """Reads the text of an HLO module.
 
     Raises:

@@ -13,8 +13,8 @@ from typing import Any
 
 from unlower.errors import FormatError
 from unlower.ir.dimensions import parse_dimension
-from unlower.ir.interface import LEAF, Input, Interface, Output, Role, Tree, call_tree
-from unlower.ir.key_path import AttributeKey, IndexKey, ItemKey, Key, KeyPath, parse_key_path
+from unlower.ir.interface import LEAF, Input, Interface, Output, Role, Tree, call_path, call_tree
+from unlower.ir.key_path import AttributeKey, IndexKey, ItemKey, Key, KeyPath, format_key_path, parse_key_path
 from unlower.ir.module import CALLS, Function, Module, Value
 from unlower.ir.types import TensorType, TokenType, TupleType, Type
 
@@ -43,10 +43,15 @@ def interface_from_names(module: Module, tuples: tuple[Sequence[Tree], Tree] | N
     names, roles = roles_and_names(module)
     arguments = [i for i, role in enumerate(roles) if role == "argument"]
     leaf: dict[int, int] = {}
+    nested = tuples is not None and any(tree.kind != "leaf" for tree in tuples[0])
+    if tuples is not None and nested:
+        # The converter gives every leaf of a tuple the name of the whole.
+        suffixes = [format_key_path(path) for tree in tuples[0] for path in tree.paths()]
+        names = [name and name + suffix for name, suffix in zip(names, suffixes, strict=True)]
     tree, roots = _arguments_from_names([names[i] for i in arguments], leaf)
-    if tree is None and tuples is not None and any(t.kind != "leaf" for t in tuples[0]):
+    if tree is None and tuples is not None and nested:
         tree, leaf, roots = call_tree(*tuples[0]), {i: i for i in range(len(arguments))}, ()
-        names = [None] * len(names)
+        names = [call_path(path, roots) for path in tree.paths()]
     results, order = _results_from_names(module, tuples)
     outputs = list(output_names(module.main))
     number = {position: i for i, position in enumerate(arguments)}
