@@ -1,7 +1,7 @@
 """From what JAX says of an exported or lowered function to its interface, whether it says so in a file or in this process."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from unlower.errors import FormatError
@@ -165,11 +165,27 @@ def _named(exported: Exported, arguments: dict[int, str | None], results: Sequen
             own = None if parsed is None else parsed[1][max(0, len(parsed[1]) - len(path)) :]
             paths.append(None if own is None or len(own) != len(path) else (ItemKey(which), place, *own))
     found = [parse_key_path(name) if name else None for name in results[len(results) - len(exported.result_types) :]]
-    return dataclasses.replace(
-        exported,
-        arguments=_with_fields(exported.arguments, paths),
-        results=_with_fields(exported.results, [None if parsed is None else parsed[1] for parsed in found]),
-    )
+    trees = [
+        _with_fields(exported.arguments, paths),
+        _with_fields(exported.results, [None if parsed is None else parsed[1] for parsed in found]),
+    ]
+    # A node with an empty child does not tell all its fields, but another of its class may.
+    known = {(node.name, len(node.children)): node.keys for tree in trees for node in _custom_nodes(tree) if node.keys}
+    made = [_with_known_fields(tree, known) for tree in trees]
+    return dataclasses.replace(exported, arguments=made[0], results=made[1])
+
+
+def _custom_nodes(tree: Tree) -> Iterator[Tree]:
+    if tree.kind == "custom":
+        yield tree
+    for child in tree.children:
+        yield from _custom_nodes(child)
+
+
+def _with_known_fields(tree: Tree, known: Mapping[tuple[str | None, int], tuple[Any, ...]]) -> Tree:
+    keys = tree.keys or (known.get((tree.name, len(tree.children)), ()) if tree.kind == "custom" else ())
+    children = tuple(_with_known_fields(child, known) for child in tree.children)
+    return dataclasses.replace(tree, keys=keys, children=children)
 
 
 def _with_fields(tree: Tree, names: Sequence[KeyPath | None], start: int = 0, depth: int = 0) -> Tree:
