@@ -241,14 +241,13 @@ def _places(tree: Tree, value: Any, children: list[tuple[Any, Any]] | None) -> d
         named = dict(value.items())
     in_order = dict(enumerate(child for _, child in children))
     if tree.kind in ("tuple", "list"):
-        return named if named and isinstance(value, Mapping) else in_order
-    if named and (tree.kind == "dict" or all(key in named for key in keys)):
+        return named if isinstance(value, Mapping) and named else in_order
+    if tree.kind == "custom" and not all(isinstance(key, str) for key in keys):
+        # Fields that nobody named; what a mapping is sorted by says nothing about them.
+        return None if isinstance(value, Mapping) else in_order
+    if named or not children:
         return named
-    if any(isinstance(key, int) for key in keys) and tree.kind == "custom":
-        return in_order
-    if len(children) == len(keys):
-        return dict(zip(keys, in_order.values(), strict=True))
-    return named or (None if children else {})
+    return dict(zip(keys, in_order.values(), strict=True)) if len(children) == len(keys) else None
 
 
 def _children(value: Any) -> list[tuple[Any, Any]] | None:

@@ -36,9 +36,11 @@ def test_values_are_those_of_jax(text):
 @given(st.text(alphabet="bc12+-*^(),_ modflriv", max_size=20))
 def test_any_text_is_a_size_or_a_format_error(text):
     try:
-        parse_dimension(text).variables  # noqa: B018
-    except FormatError as error:
-        assert error.mend
+        size = parse_dimension(text)
+    except FormatError:
+        return
+    assert all(name in text for name in size.variables)
+    assert parse_dimension(print_dimension(size)).variables == size.variables
 
 
 @pytest.mark.parametrize(

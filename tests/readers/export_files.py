@@ -1,7 +1,7 @@
 """Writes FlatBuffers, and jax.export files of any age from live exports, for the tests of the readers.
 
-An independent writer of `jax/_src/export/serialization.fbs`: the tests need no `flatbuffers`, and can write what today's JAX does
-not any more.
+An independent writer of `jax/_src/export/serialization.fbs`: the tests need no `flatbuffers`, and can write what today's JAX
+does not any more.
 """
 
 import collections
@@ -11,12 +11,12 @@ import struct
 import jax
 
 LEAF, NONE, TUPLE, LIST, DICT, CUSTOM = range(6)
-DTYPES = {
-    **{name: number for number, name in enumerate("bool int8 int16 int32 int64 uint8 uint16 uint32 uint64".split())},
-    **{name: 9 + number for number, name in enumerate("float16 float32 float64 complex64 complex128".split())},
-    "bfloat16": 14,
-    "key<fry>": 27,
+NAMES = {
+    0: ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+    9: ("float16", "float32", "float64", "complex64", "complex128", "bfloat16"),
+    27: ("key<fry>",),
 }
+DTYPES = {name: first + i for first, names in NAMES.items() for i, name in enumerate(names)}
 
 
 class Writer:
@@ -68,9 +68,11 @@ class Writer:
     def each(self, values, write):
         position = len(self.data)
         self.data += struct.pack("<I", len(values)) + bytes(4 * len(values))
+        written = {}  # what is one object here is one there
         for i, value in enumerate(values):
-            at = position + 4 + 4 * i
-            self.refer(at, write(value))
+            if id(value) not in written:
+                written[id(value)] = write(value)
+            self.refer(position + 4 + 4 * i, written[id(value)])
         return position
 
     def tables(self, values):
@@ -145,7 +147,7 @@ def record(exported, *, old=False, vjp=0, names=None):
     else:
         unique = list(dict.fromkeys((str(a.dtype), a.shape) for a in avals))
         places = [unique.index((str(a.dtype), a.shape)) for a in avals]
-        first = {place: a for place, a in zip(places, avals, strict=True)}
+        first = dict(zip(places, avals, strict=True))
         fields |= {
             18: ("I", exported.nr_devices),
             19: ("tables", [aval(first[i]) for i in range(len(unique))]),
