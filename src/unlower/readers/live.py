@@ -7,7 +7,7 @@ import jax
 from unlower._jax_compat import exported_shardings, kept_arguments, node_builder
 from unlower.errors import FormatError
 from unlower.ir.interface import LEAF, NONE, ExportRecord, Source, Tree
-from unlower.ir.key_path import AttributeKey, IndexKey, ItemKey, KeyPath
+from unlower.ir.key_path import AttributeKey, IndexKey, ItemKey
 from unlower.ir.module import Module
 from unlower.readers.elision import Elision
 from unlower.readers.exported import Exported, LeafType, interface_from_exported
@@ -69,45 +69,38 @@ def read_lowered(lowered: Any, elision: Elision) -> Module | Source:
 
 def tree_from_definition(definition: Any) -> Tree:
     """The tree that a `jax.tree_util.PyTreeDef` is, its classes remembered."""
-    count = definition.num_leaves
-    try:
-        paths: list[Any] = [
-            path for path, _ in jax.tree_util.tree_flatten_with_path(definition.unflatten(range(count)))[0]
-        ]
-    except Exception:  # noqa: BLE001 - a class that looks at its leaves when it is built; its fields stay unknown
-        paths = []
-    if len(paths) != count:
-        paths = [None] * count
-    return _tree(definition, [path and tuple(map(_key, path)) for path in paths], 0)
-
-
-def _tree(definition: Any, paths: list[KeyPath | None], depth: int) -> Tree:
     data = definition.node_data()
     if data is None:
         return LEAF
     class_ = data[0]
     if class_ is type(None):
         return NONE
-    children: list[Tree] = []
-    keys: list[Any] = []
-    start = 0
-    for position, child in enumerate(definition.children()):
-        inner = paths[start : start + child.num_leaves]
-        start += child.num_leaves
-        children.append(_tree(child, inner, depth + 1))
-        path = inner[0] if inner else None
-        keys.append(path[depth] if path is not None and len(path) > depth else IndexKey(position))
+    children = tuple(map(tree_from_definition, definition.children()))
     if class_ in (tuple, list):
-        return Tree("tuple" if class_ is tuple else "list", (), tuple(children))
+        return Tree("tuple" if class_ is tuple else "list", (), children)
     if class_ is dict:
-        return Tree("dict", tuple(data[1]), tuple(children))
+        return Tree("dict", tuple(data[1]), children)
     name, make = f"{class_.__module__}.{class_.__qualname__}", node_builder(definition)
+    keys = _keys(definition)
     if keys and all(isinstance(key, ItemKey) for key in keys):
         plain = tuple(key.key for key in keys)
-        kind = "list" if plain == tuple(range(len(plain))) else "dict"
-        return Tree(kind, plain if kind == "dict" else (), tuple(children), name, make)
-    fields = tuple(key.name if isinstance(key, AttributeKey) else position for position, key in enumerate(keys))
-    return Tree("custom", fields, tuple(children), name, make)
+        in_order = plain == tuple(range(len(plain)))
+        return Tree("list" if in_order else "dict", () if in_order else plain, children, name, make)
+    if all(isinstance(key, AttributeKey) for key in keys):
+        return Tree("custom", tuple(key.name for key in keys), children, name, make)
+    return Tree("custom", (), children, name, make)
+
+
+def _keys(definition: Any) -> list[Any]:
+    """The keys of the children of a node of a class of its own; positions where it has none, or cannot be built."""
+    try:
+        node = definition.unflatten(range(definition.num_leaves))
+        pairs, _ = jax.tree_util.tree_flatten_with_path(node, is_leaf=lambda inner: inner is not node)
+    except Exception:  # noqa: BLE001 - a class that looks at its leaves when it is built
+        pairs = []
+    if len(pairs) != len(definition.children()):
+        return [IndexKey(position) for position in range(len(definition.children()))]
+    return [_key(path[0]) for path, _ in pairs]
 
 
 def _key(key: Any) -> Any:
