@@ -11,7 +11,6 @@ from unlower.errors import FormatError
 from unlower.ir.module import Module
 from unlower.readers.elision import ELIDED_TARGET, Elision
 from unlower.readers.mlir_module import module_from_mlir
-from unlower.readers.stablehlo_bytecode import has_plain_strings
 from unlower.readers.stablehlo_text import mlir_message
 from unlower.readers.wire import BYTES, encode_field, fields, first, replace_messages, varints
 
@@ -58,7 +57,7 @@ def module_from_hlo_proto(module: bytes, elision: Elision) -> Module:
                 where=where,
                 mend="the module breaks HLO's own rules, or uses an instruction that StableHLO cannot say",
             ) from None
-    return module_from_mlir(parsed, elision, careful=not has_plain_strings(bytecode))
+    return module_from_mlir(parsed, elision)
 
 
 def unwrap(data: bytes) -> bytes | None:

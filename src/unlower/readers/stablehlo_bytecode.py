@@ -53,7 +53,7 @@ def read_bytecode(data: bytes, elision: Elision) -> Module:
                 module = ir.Module.parse(data)
         except (ir.MLIRError, ValueError, RuntimeError) as error:
             raise _error(producer, version, [*diagnostics, str(error)]) from None
-    return module_from_mlir(module, elision, careful=not plain)
+    return module_from_mlir(module, elision)
 
 
 def _error(producer: str, version: re.Match[str] | None, messages: list[str]) -> FormatError:

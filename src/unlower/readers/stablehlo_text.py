@@ -49,7 +49,7 @@ def read_stablehlo_text(data: bytes, elision: Elision) -> Module:
                 mend="print the module again with the StableHLO release that this jaxlib carries, or save it as a "
                 "portable artifact, which stays readable",
             ) from None
-    return module_from_mlir(module, elision, careful=not plain)
+    return module_from_mlir(module, elision)
 
 
 def _has_plain_strings(text: str) -> bool:
