@@ -133,7 +133,9 @@ class Program:
         """
         arguments = self._arguments(arrays)
         if any(isinstance(argument, Tracer) for argument in arguments):
-            return tuple(self._bind(*arguments))
+            # Equations are staged here, a program's worth of small objects and no garbage.
+            with _collector_paused():
+                return tuple(self._bind(*arguments))
         # Without this JAX would narrow the program's 64-bit arguments on their way in.
         with jax.enable_x64(True):
             return tuple(self._compiled(*arguments))

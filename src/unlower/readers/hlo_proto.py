@@ -10,7 +10,7 @@ from unlower._jax_compat import mlir_ir as ir
 from unlower.errors import FormatError
 from unlower.ir.module import Module
 from unlower.readers.elision import ELIDED_TARGET, Elision
-from unlower.readers.mlir_module import module_from_mlir
+from unlower.readers.mlir_module import bytecode_of, module_from_bytecode
 from unlower.readers.stablehlo_text import mlir_message
 from unlower.readers.wire import BYTES, encode_field, fields, first, replace_messages, varints
 
@@ -49,7 +49,7 @@ def module_from_hlo_proto(module: bytes, elision: Elision) -> Module:
     context = new_mlir_context()
     with context:
         try:
-            parsed = ir.Module.parse(bytecode)
+            bytecode = bytecode_of(ir.Module.parse(bytecode))
         except (ir.MLIRError, ValueError, RuntimeError) as error:
             what, where = mlir_message(str(error))
             raise FormatError(
@@ -57,7 +57,8 @@ def module_from_hlo_proto(module: bytes, elision: Elision) -> Module:
                 where=where,
                 mend="the module breaks HLO's own rules, or uses an instruction that StableHLO cannot say",
             ) from None
-    return module_from_mlir(parsed, elision)
+    del context
+    return module_from_bytecode(bytecode, elision)
 
 
 def unwrap(data: bytes) -> bytes | None:

@@ -10,6 +10,8 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from unlower.ir.attributes import (
     ChannelHandle,
     ConvDimensionNumbers,
@@ -28,8 +30,8 @@ from unlower.ir.attributes import (
     Unit,
     Unparsed,
 )
-from unlower.ir.types import TensorType
-from unlower.readers.constants import dense_from_blob, dense_from_storage
+from unlower.ir.types import DTYPES, TensorType
+from unlower.readers.constants import dense_from_storage
 from unlower.readers.mlir_bytecode import Cursor, Reader
 from unlower.readers.mlir_types import UNKNOWN_SIZE, Bounds, split_top_level
 
@@ -65,48 +67,37 @@ def _nested_symbol(reader: Reader, cursor: Cursor) -> Unparsed:
 
 
 def _bits(cursor: Cursor, width: int) -> int:
-    """Reads an integer of a known width, as MLIR keeps it: bits, negative where the highest is set."""
-    if width <= 8:
-        value = cursor.byte()
-        return value - (1 << width) if value >> (width - 1) & 1 else value
-    if width <= 64:
-        return cursor.signed()
-    raise ValueError(f"an integer of {width} bits")
-
-
-def _width(element: str) -> int:
-    return 64 if element == "index" else int(element.lstrip("sui"))
+    """Reads the bits of a number of a known width, as an unsigned integer."""
+    if width > 64:
+        raise LookupError(width)
+    return (cursor.byte() if width <= 8 else cursor.signed()) & ((1 << width) - 1)
 
 
 def _integer(reader: Reader, cursor: Cursor) -> Any:
     element = str(reader.type(cursor.varint()))
-    width = _width(element)
+    width = 64 if element == "index" else int(element.lstrip("sui"))
     value = _bits(cursor, width)
     if element == "i1":
         return bool(value)
-    return Int(value & ((1 << width) - 1) if element.startswith("u") else value, element)
+    is_negative = not element.startswith("u") and value >> (width - 1)
+    return Int(value - (1 << width) if is_negative else value, element)
 
 
-_FLOATS = {"f16": "e", "f32": "f", "f64": "d"}
-
-
-def _float(reader: Reader, cursor: Cursor) -> Any:
+def _float(reader: Reader, cursor: Cursor) -> Float:
     element = str(reader.type(cursor.varint()))
-    if element == "bf16":  # the upper half of an f32
-        return Float(struct.unpack("<f", ((_bits(cursor, 16) & 0xFFFF) << 16).to_bytes(4, "little"))[0], element)
-    code = _FLOATS.get(element)
-    if code is None:
-        raise ValueError(f"a number of type {element}")
-    size = struct.calcsize(code)
-    bits = _bits(cursor, 8 * size) & ((1 << 8 * size) - 1)
-    return Float(struct.unpack(f"<{code}", bits.to_bytes(size, "little"))[0], element)
+    dtype = DTYPES[element]
+    # The width stands in the name; four and six bits come in a byte.
+    width = int(element.lstrip("bf").partition("E")[0])
+    return Float(np.array(_bits(cursor, width), f"u{dtype.itemsize}").view(dtype).item(), element)
 
 
 def _dense_array(reader: Reader, cursor: Cursor) -> IntArray:
     element, _, blob = str(reader.type(cursor.varint())), cursor.varint(), cursor.blob()
     if element == "i1":
         return IntArray([bool(byte) for byte in blob], element)
-    return IntArray(blob.cast({"i8": "b", "i16": "h", "i32": "i", "i64": "q"}[element]).tolist(), element)
+    if not element.startswith("i"):
+        raise LookupError(element)
+    return IntArray(np.frombuffer(blob, DTYPES[element]).tolist(), element)
 
 
 def _dense(reader: Reader, cursor: Cursor) -> Any:
@@ -140,7 +131,7 @@ _BUILTIN: dict[int, _Decoder] = {
     17: _dense_array,
     18: _dense,
 }
-"""Locations (10 to 15) are read by `mlir_module`; strings, sparse data and distinct attributes (19 to 21) do not occur."""
+"""Locations (10 to 15, 22) are read by `mlir_module`. A decoder raises LookupError for what has no structure here."""
 
 # --- StableHLO, MHLO, CHLO
 
@@ -157,11 +148,11 @@ def _numbers(cls: type, form: str) -> _Decoder:
 def _algorithm(reader: Reader, cursor: Cursor) -> DotAlgorithm:
     types = [str(reader.type(cursor.varint())) for _ in range(3)]
     counts = [cursor.signed() for _ in range(3)]
-    return DotAlgorithm(*types, *counts, bool(cursor.byte()))
+    return DotAlgorithm(types[0], types[1], types[2], counts[0], counts[1], counts[2], bool(cursor.byte()))
 
 
 def _accuracy(reader: Reader, cursor: Cursor) -> ResultAccuracy:
-    atol, rtol = [struct.unpack("<d", cursor.signed().to_bytes(8, "little", signed=True))[0] for _ in range(2)]
+    atol, rtol = [struct.unpack("<d", _bits(cursor, 64).to_bytes(8, "little"))[0] for _ in range(2)]
     ulps = cursor.signed()
     return ResultAccuracy(str(reader.attribute(cursor.varint())), atol, rtol, ulps)
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from unlower.errors import FormatError
 
-__all__ = ["MAGIC", "Bytecode", "Cursor", "Reader", "Table", "varint"]
+__all__ = ["MAGIC", "Bytecode", "Cursor", "Reader", "varint"]
 
 MAGIC = b"ML\xefR"
 _STRINGS, _DIALECTS, _ENTRIES, _OFFSETS, _IR, _RESOURCES, _RESOURCE_OFFSETS = range(7)
@@ -231,27 +231,6 @@ class Bytecode:
         size, at = varint(self.data, at)
         at += -at % alignment if alignment else 0
         return memoryview(self.data)[at : at + size]
-
-
-class Table:
-    """A table that decodes an entry when it is first asked for.
-
-    Args:
-      count: how many entries there are.
-      decode: from the number of an entry to its value, never None.
-    """
-
-    __slots__ = ("_decode", "values")
-
-    def __init__(self, count: int, decode: Callable[[int], Any]):
-        self.values: list[Any] = [None] * count
-        self._decode = decode
-
-    def __getitem__(self, index: int) -> Any:
-        value = self.values[index]
-        if value is None:
-            value = self.values[index] = self._decode(index)
-        return value
 
 
 class Reader(NamedTuple):

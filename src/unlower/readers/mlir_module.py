@@ -12,17 +12,12 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from unlower.errors import FormatError, InvalidModuleError
-from unlower.ir.attributes import Symbol, Unparsed
 from unlower.ir.module import Function, Location, Module, Op, Region, Value
-from unlower.ir.types import DTYPES, TensorType
-from unlower.readers.constants import dense_from_blob
 from unlower.readers.elision import ELIDED_TARGET, Elision
-from unlower.readers.mlir_attributes import CODES, parse_structured
-from unlower.readers.mlir_bytecode import Bytecode, Cursor, Reader, Table, varint
-from unlower.readers.mlir_texts import attribute_texts
-from unlower.readers.mlir_types import decode_type, parse_type
+from unlower.readers.mlir_bytecode import Bytecode, varint
+from unlower.readers.mlir_tables import Tables
 
-__all__ = ["module_from_mlir"]
+__all__ = ["bytecode_of", "module_from_bytecode", "module_from_mlir"]
 
 _VERSION = 4
 """The last version of the format that keeps all attributes of an operation in one dictionary."""
@@ -30,7 +25,6 @@ _VERSION = 4
 _TERMINATORS = frozenset(["func.return", "mhlo.return", "sdy.return", "stablehlo.return", "vhlo.return_v1"])
 _NO_ATTRIBUTES: Mapping[str, Any] = MappingProxyType({})
 _HAS_ATTRIBUTES, _HAS_RESULTS, _HAS_OPERANDS, _HAS_SUCCESSORS, _HAS_REGIONS, _HAS_USE_ORDERS = 1, 2, 4, 8, 16, 32
-_CALL_SITE, _FILE, _NAMED, _FILE_RANGE = 10, 11, 14, 22
 
 
 def module_from_mlir(module: Any, elision: Elision | None = None) -> Module:
@@ -47,18 +41,22 @@ def module_from_mlir(module: Any, elision: Elision | None = None) -> Module:
       InvalidModuleError: no entry function, or control flow between blocks.
       FormatError: constant data that is left out, or does not fit its type.
     """
-    file = io.BytesIO()
-    with module.context:
-        module.operation.write_bytecode(file, desired_version=_VERSION)
     asked = Elision() if elision is None else elision
-    built = module_from_bytecode(file.getvalue(), asked)
+    built = module_from_bytecode(bytecode_of(module), asked)
     if elision is None:
         asked.finish()
     return built
 
 
+def bytecode_of(module: Any) -> bytes:
+    """Writes an MLIR module as the bytecode that `module_from_bytecode` reads; the module can go before that is read."""
+    file = io.BytesIO()
+    module.operation.write_bytecode(file, desired_version=_VERSION)
+    return file.getvalue()
+
+
 def module_from_bytecode(data: bytes, elision: Elision) -> Module:
-    """Builds the IR of bytecode in version 4 of the format, as `module_from_mlir` has it written.
+    """Builds the IR of bytecode in version 4 of the format, as `bytecode_of` has it written.
 
     Raises:
       InvalidModuleError: no entry function, or control flow between blocks.
@@ -123,19 +121,9 @@ class _Builder:
     """The state of one pass: what was decoded already, and which functions are still to be read."""
 
     def __init__(self, bytecode: Bytecode, elision: Elision):
-        self._bytecode, self._data = bytecode, bytecode.data
-        self._elision = elision
-        self._symbols: list[str] = []
-        self._interned: dict[Any, Any] = {}
-        self._places: dict[Any, Location] = {}
+        self._bytecode, self._data, self._elision = bytecode, bytecode.data, elision
+        self._tables = Tables(bytecode, elision)
         self._number = 0
-        count, total = bytecode.attribute_count, bytecode.entry_count
-        self._attributes = Table(count, self._read_attribute)
-        self._types = Table(total - count, self._read_type)
-        self._locations: list[Any] = [None] * count
-        self._reader = Reader(
-            self._attributes.__getitem__, self._types.__getitem__, bytecode.string, self._read_resource
-        )
 
     # --- the module, and its functions
 
@@ -171,15 +159,15 @@ class _Builder:
         entry = "main" if "main" in public else public[0]
         built: dict[str, Function] = {}
         waiting = [entry]
-        self._symbols.clear()
+        self._tables.symbols.clear()
         while waiting:
             name = waiting.pop()
             if name in built or name not in functions:
                 continue
             built[name] = self._function(name, *functions[name])
             # Attributes are decoded once, and only while a function is read: these are the functions it refers to.
-            waiting.extend(reversed(self._symbols))
-            self._symbols.clear()
+            waiting.extend(reversed(self._tables.symbols))
+            self._tables.symbols.clear()
         attributes = dict(top.attributes)
         name = attributes.pop("sym_name", "module")
         if meshes:
@@ -204,11 +192,11 @@ class _Builder:
         data = self._data
         name, at = varint(data, at)
         mask = data[at]
-        self._any_location, at = varint(data, at + 1)
+        _, at = varint(data, at + 1)
         attributes = _NO_ATTRIBUTES
         if mask & _HAS_ATTRIBUTES:
             index, at = varint(data, at)
-            attributes = self._attributes[index]
+            attributes = self._tables.attributes[index]
         if mask & ~(_HAS_ATTRIBUTES | _HAS_REGIONS):
             raise ValueError("an operation with operands or results at the top of a module")
         region = None
@@ -239,8 +227,10 @@ class _Builder:
             raise ValueError("more values than bytes")
         return _Block(values, encoding >> 1, bool(encoding & 1)), at
 
-    def _arguments(self, at: int, values: list[Any], first: int) -> tuple[tuple[Value, ...], tuple[Location | None, ...], int]:
-        data, types = self._data, self._types
+    def _arguments(
+        self, at: int, values: list[Any], first: int
+    ) -> tuple[tuple[Value, ...], tuple[Location | None, ...], int]:
+        data, types = self._data, self._tables.types
         count, at = varint(data, at)
         arguments: list[Any] = []
         locations: list[Location | None] = []
@@ -249,7 +239,7 @@ class _Builder:
             located = None
             if encoding & 1:
                 index, at = varint(data, at)
-                located = self._location(index)
+                located = self._tables.location(index)
             value = _DraftValue(self._number, types[encoding >> 1])
             value.__class__ = Value  # pyright: ignore[reportAttributeAccessIssue]
             self._number += 1
@@ -321,7 +311,8 @@ class _Builder:
         Bytes: name, what follows, location, attributes?, (results, types)?, (operands, values)?, use orders?, regions?.
         """
         data, names = self._data, self._bytecode.op_names
-        types, attribute_values, places = self._types.values, self._attributes.values, self._locations
+        tables = self._tables
+        types, attribute_values, places = tables.types.values, tables.attributes.values, tables.locations
         number = self._number
         ops: list[Any] = []
         results: tuple[Value, ...] = ()
@@ -345,7 +336,7 @@ class _Builder:
                 b, at = varint(data, at + 1)
             location = places[b]
             if location is None:
-                self._location(b)
+                self._tables.location(b)
                 location = places[b]
             attributes: Any = _NO_ATTRIBUTES
             if mask & _HAS_ATTRIBUTES:
@@ -360,7 +351,7 @@ class _Builder:
                     b, at = varint(data, at)
                 attributes = attribute_values[b]
                 if attributes is None:
-                    attributes = self._attributes[b]
+                    attributes = self._tables.attributes[b]
             made: list[Any] = []
             if mask & _HAS_RESULTS:
                 b = data[at]
@@ -377,7 +368,7 @@ class _Builder:
                         b, at = varint(data, at)
                     type_ = types[b]
                     if type_ is None:
-                        type_ = self._types[b]
+                        type_ = self._tables.types[b]
                     values[following] = value = _DraftValue(0, type_)
                     following += 1
                     made.append(value)
@@ -426,82 +417,3 @@ class _Builder:
             ops.append(draft)
         self._number = number
         return tuple(ops), results, at
-
-    # --- types, attributes, locations
-
-    def _read_type(self, index: int) -> Any:
-        dialect, encoded = self._bytecode.entry(self._bytecode.attribute_count + index)
-        if isinstance(encoded, str):
-            type_ = encoded if encoded in DTYPES else parse_type(encoded)
-        else:
-            type_ = decode_type(dialect, self._reader, encoded)
-        return self._interned.setdefault(type_, type_)
-
-    def _read_attribute(self, index: int) -> Any:
-        dialect, encoded = self._bytecode.entry(index)
-        if isinstance(encoded, str):
-            return parse_structured(encoded)
-        code = encoded.varint()
-        decoder = CODES.get(dialect, {}).get(code)
-        if decoder is None:
-            return self._unknown(index)
-        value = decoder(self._reader, encoded)
-        if type(value) is Symbol:
-            self._symbols.append(value)
-        return value
-
-    def _unknown(self, index: int) -> Any:
-        """Asks MLIR for the text of an attribute without a decoder here, and of all others like it."""
-        bytecode, unknown = self._bytecode, []
-        for i in range(bytecode.attribute_count):
-            dialect, encoded = bytecode.entry(i)
-            if isinstance(encoded, str) or dialect == "builtin":
-                continue
-            if encoded.varint() not in CODES.get(dialect, _NO_ATTRIBUTES):
-                unknown.append(i)
-        texts = attribute_texts(bytecode, unknown, self._any_location)
-        for i, text in zip(unknown, texts, strict=True):
-            self._attributes.values[i] = parse_structured(text)
-        return self._attributes.values[index]
-
-    def _read_resource(self, index: int, type_: Any) -> Any:
-        name, blob = self._bytecode.resource(index)
-        if not isinstance(type_, TensorType):
-            return Unparsed(f"dense_resource<{name}> : {type_}")
-        return self._elision.fill(name, type_) if blob is None else dense_from_blob(blob, type_, name)
-
-    def _location(self, index: int) -> Location | None:
-        """Returns a location: its name, and the line of the innermost frame. The table holds False for one that is unknown."""
-        found = self._locations[index]
-        if found is None:
-            place = self._read_location(index)
-            found = False if place == (None, None, None) else self._places.setdefault(place, Location(*place))
-            self._locations[index] = found
-        return found or None
-
-    def _read_location(self, index: int) -> tuple[str | None, str | None, int | None]:
-        name = None
-        code, cursor = self._location_entry(index)
-        if code == _NAMED:
-            name = self._attributes[cursor.varint()]
-            code, cursor = self._location_entry(cursor.varint())
-        while code == _CALL_SITE:
-            code, cursor = self._location_entry(cursor.varint())
-        if code == _NAMED:
-            # Python frames: `"function"("file":line)`.
-            cursor.varint()
-            code, cursor = self._location_entry(cursor.varint())
-        if code not in (_FILE, _FILE_RANGE):
-            return name, None, None
-        file = self._attributes[cursor.varint()]
-        if code == _FILE_RANGE:  # a list: line, column, and where it ends
-            cursor.varint()
-        line = cursor.varint()
-        # A dash is MLIR's own: the place in the text that was read.
-        return name, "<text>" if file == "-" else file, line
-
-    def _location_entry(self, index: int) -> tuple[int, Cursor]:
-        dialect, encoded = self._bytecode.entry(index)
-        if dialect != "builtin" or isinstance(encoded, str):
-            return -1, Cursor(self._data, 0, 0)
-        return encoded.varint(), encoded

@@ -30,9 +30,8 @@ def attribute_texts(bytecode: Bytecode, wanted: Sequence[int], location: int) ->
     data = _module(bytecode, wanted, location)
     with new_mlir_context():
         try:
-            attributes = ir.Module.parse(data).operation.attributes
-            (listed,) = [attributes[key] for key in attributes]
-            return [str(part) for part in listed]
+            listed = ir.ArrayAttr(ir.Module.parse(data).operation.attributes[_NAME.decode()])
+            return [str(listed[i]) for i in range(len(listed))]
         except (ir.MLIRError, TypeError, RuntimeError) as error:
             raise ValueError(f"attributes that MLIR cannot spell: {error}") from None
 

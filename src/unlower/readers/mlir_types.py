@@ -1,7 +1,7 @@
 """The types of MLIR bytecode -> `unlower.ir.types`.
 
-Most have an encoding of their own, one code for each kind; the rest (eight-bit floats, quantized types) stand in the file
-as MLIR's text. Source: the table of codes in MLIR's `BuiltinDialectBytecode.td`.
+Most have an encoding of their own, one code for each kind; the rest (quantized types) stand in the file as MLIR's
+text. Source: the table of codes in MLIR's `BuiltinDialectBytecode.td`.
 """
 
 import re
@@ -17,7 +17,6 @@ from unlower.ir.types import (
     TupleType,
     Type,
 )
-
 from unlower.readers.mlir_bytecode import Cursor, Reader
 
 __all__ = ["UNKNOWN_SIZE", "Bounds", "decode_type", "parse_element", "parse_type", "split_top_level"]
@@ -37,7 +36,28 @@ class Bounds(tuple):
     """The attribute that stands in a tensor type for its upper bounds."""
 
 
-_ELEMENT_CODES = {1: "index", 3: "bf16", 4: "f16", 5: "f32", 6: "f64", 7: "f80", 8: "f128", 12: "none"}
+_ELEMENT_CODES = {
+    1: "index",
+    3: "bf16",
+    4: "f16",
+    5: "f32",
+    6: "f64",
+    7: "f80",
+    8: "f128",
+    12: "none",
+    21: "tf32",
+    22: "f8E5M2",
+    23: "f8E4M3",
+    24: "f8E4M3FN",
+    25: "f8E5M2FNUZ",
+    26: "f8E4M3FNUZ",
+    27: "f8E4M3B11FNUZ",
+    28: "f8E3M4",
+    29: "f4E2M1FN",
+    30: "f6E2M3FN",
+    31: "f6E3M2FN",
+    32: "f8E8M0FNU",
+}
 _SIGNS = ("i", "si", "ui")
 
 
@@ -49,7 +69,10 @@ def decode_type(dialect: str, reader: Reader, cursor: Cursor) -> Any:
     """
     code = cursor.varint()
     if dialect in ("stablehlo", "mhlo") and code in (0, 1):
-        return TokenType() if code == 0 else FutureType(_types(reader, cursor))
+        if code == 0:
+            return TokenType()
+        types = _types(reader, cursor)
+        return FutureType(types) if dialect == "stablehlo" else OpaqueType(f"!mhlo.async_bundle<{_listed(types)}>")
     if dialect != "builtin":
         raise ValueError(f"type {code} of the dialect {dialect}")
     if code in _ELEMENT_CODES:
@@ -59,7 +82,7 @@ def decode_type(dialect: str, reader: Reader, cursor: Cursor) -> Any:
         return f"{_SIGNS[width & 3]}{width >> 2}"
     if code == 2:
         inputs, results = _types(reader, cursor), _types(reader, cursor)
-        return OpaqueType(f"({', '.join(map(str, inputs))}) -> ({', '.join(map(str, results))})")
+        return OpaqueType(f"({_listed(inputs)}) -> ({_listed(results)})")
     if code == 9:
         return f"complex<{reader.type(cursor.varint())}>"
     if code in (13, 14):
@@ -77,6 +100,10 @@ def decode_type(dialect: str, reader: Reader, cursor: Cursor) -> Any:
 
 def _types(reader: Reader, cursor: Cursor) -> tuple[Any, ...]:
     return tuple([reader.type(cursor.varint()) for _ in range(cursor.varint())])
+
+
+def _listed(types: tuple[Any, ...]) -> str:
+    return ", ".join(map(str, types))
 
 
 def _tensor(encoding: Any, sizes: tuple[int, ...], element: str) -> Type:

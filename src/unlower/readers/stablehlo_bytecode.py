@@ -16,7 +16,7 @@ from unlower._jax_compat import mlir_ir as ir
 from unlower.errors import FormatError
 from unlower.ir.module import Module
 from unlower.readers.elision import Elision
-from unlower.readers.mlir_module import module_from_mlir
+from unlower.readers.mlir_module import bytecode_of, module_from_bytecode
 from unlower.readers.stablehlo_text import mlir_message
 
 __all__ = ["MAGIC", "has_plain_strings", "is_bytecode", "read_bytecode"]
@@ -51,9 +51,12 @@ def read_bytecode(data: bytes, elision: Elision) -> Module:
                     # Not `Module.parse` at once: quoting a name that is not UTF-8 in an error, it ends the process.
                     deserialize_portable_artifact(context, data)
                 module = ir.Module.parse(data)
+            data = bytecode_of(module)
         except (ir.MLIRError, ValueError, RuntimeError) as error:
             raise _error(producer, version, [*diagnostics, str(error)]) from None
-    return module_from_mlir(module, elision)
+    # MLIR's own module goes now: memory holds one of the two at a time.
+    del module, context
+    return module_from_bytecode(data, elision)
 
 
 def _error(producer: str, version: re.Match[str] | None, messages: list[str]) -> FormatError:
