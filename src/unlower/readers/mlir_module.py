@@ -19,6 +19,7 @@ from unlower.ir.module import Function, Location, Module, Op, Region, Value
 from unlower.ir.types import TensorType, Type
 from unlower.readers.constants import dense_from_attribute, dense_from_blob, dense_from_text, resources_from_text
 from unlower.readers.elision import ELIDED_TARGET, Elision
+from unlower.readers.hlo.carried import CARRIED_TARGET
 from unlower.readers.mlir_attributes import parse_structured, plain_decoders
 from unlower.readers.mlir_types import parse_type
 
@@ -322,14 +323,26 @@ class _Builder:
                 values[result] = value = Value(number, type_of(type_) or read_type(type_))
                 made.append(value)
                 number += 1
-            if name == "stablehlo.custom_call" and attributes.get("call_target_name") == ELIDED_TARGET:
-                name = "stablehlo.constant"
-                attributes = {"value": self._elision.fill(attributes.get("backend_config", "constant"), made[0].type)}
+            if name == "stablehlo.custom_call":
+                target = str(attributes.get("call_target_name"))
+                if target == ELIDED_TARGET:
+                    name = "stablehlo.constant"
+                    filled = self._elision.fill(attributes.get("backend_config", "constant"), made[0].type)
+                    attributes = {"value": filled}
+                elif target.startswith(CARRIED_TARGET):
+                    name, attributes = _carried(target, attributes)
             draft = _Draft(name, operands, tuple(made), attributes, regions, locate(op.location))
             draft.__class__ = Op  # pyright: ignore[reportAttributeAccessIssue]
             ops.append(draft)
         self._number = number
         return Region(tuple(arguments), tuple(ops), results)
+
+
+def _carried(target: str, attributes: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    """The name and attributes of an HLO instruction that a custom call carried through the converter."""
+    config = attributes.get("mhlo.backend_config", attributes.get("backend_config"))
+    kept = {key: attributes[key] for key in ("called_computations", "mhlo.sharding") if attributes.get(key)}
+    return f"hlo.{target.removeprefix(CARRIED_TARGET)}", {**(config if isinstance(config, Mapping) else {}), **kept}
 
 
 def _attribute_from_text(text: str, name: str) -> Any:
