@@ -13,6 +13,7 @@ from unlower.readers.elision import Elision
 from unlower.readers.hlo.guard import guard
 from unlower.readers.hlo.model import read_model
 from unlower.readers.hlo.rewrite import rewrite
+from unlower.readers.isolation import read_isolated
 from unlower.readers.limits import DEFAULT_LIMITS, Limits
 from unlower.readers.mlir_module import module_from_mlir
 from unlower.readers.stablehlo_bytecode import has_plain_strings
@@ -27,7 +28,7 @@ def is_hlo_proto(data: bytes) -> bool:
     return unwrap(data) is not None
 
 
-def read_hlo_proto(data: bytes, elision: Elision, limits: Limits = DEFAULT_LIMITS) -> Module:
+def read_hlo_proto(data: bytes, elision: Elision) -> Module:
     """Reads an HloModuleProto, HloProto, HloSnapshot or HloUnoptimizedSnapshot.
 
     Raises:
@@ -35,13 +36,15 @@ def read_hlo_proto(data: bytes, elision: Elision, limits: Limits = DEFAULT_LIMIT
     """
     module = unwrap(data)
     assert module is not None, "sniffed before"
-    return module_from_hlo_proto(module, elision, limits)
+    return module_from_hlo_proto(module, elision)
 
 
-def module_from_hlo_proto(module: bytes, elision: Elision, limits: Limits = DEFAULT_LIMITS) -> Module:
+def module_from_hlo_proto(module: bytes, elision: Elision) -> Module:
     """Checks and rewrites a serialized HloModuleProto, converts it to StableHLO and reads that."""
+    if elision.isolation is not None:
+        return read_isolated("HLO proto", module, elision)
     try:
-        bytecode = convert_hlo_to_stablehlo(prepare(module, limits))
+        bytecode = convert_hlo_to_stablehlo(prepare(module, elision.limits))
     except (RuntimeError, ValueError) as error:
         if isinstance(error, FormatError):
             raise

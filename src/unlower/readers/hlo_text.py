@@ -10,6 +10,7 @@ from unlower.errors import FormatError
 from unlower.ir.module import Module
 from unlower.readers.elision import Elision, mark_hlo_text
 from unlower.readers.hlo_proto import module_from_hlo_proto
+from unlower.readers.isolation import read_isolated
 from unlower.readers.text import decode_utf8, first_token
 
 __all__ = ["is_hlo_text", "keep_negative_zeros", "read_hlo_text"]
@@ -32,6 +33,8 @@ def read_hlo_text(data: bytes, elision: Elision) -> Module:
     Raises:
       FormatError: text that XLA cannot parse, with its line and column; elided constants; what the converter refuses.
     """
+    if elision.isolation is not None:
+        return read_isolated("HLO text", data, elision)
     text = mark_hlo_text(keep_negative_zeros(decode_utf8(data)))
     if _LAYOUT.search(text) and not _ENTRY.search(text):
         # XLA would take the last computation for the entry; its converter ends the process when the layout disagrees.
