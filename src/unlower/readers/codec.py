@@ -145,11 +145,7 @@ _ENCODERS: dict[type, Callable[[_Encoder, Any], Any]] = {
     Symbol: lambda encoder, value: ["symbol", str(value)],
     Unparsed: lambda encoder, value: ["unparsed", str(value)],
     Enum: lambda encoder, value: ["enum", str(value), value.dialect, value.mnemonic],
-    IntArray: lambda encoder, value: [
-        "integers",
-        value.element,
-        [bool(i) if i is True or i is False else int(i) for i in value],
-    ],
+    IntArray: lambda encoder, value: ["integers", value.element, list(value)],
     tuple: lambda encoder, value: ["tuple", *[encoder.value(each) for each in value]],
     dict: lambda encoder, value: ["dict", encoder._pairs(value)],
     UnitType: lambda encoder, value: ["unit"],
