@@ -28,12 +28,12 @@ MEMORY = 12 << 30
 """Bytes of address space of a worker."""
 
 
-def mutation(seed, number, seeds):
-    """Returns the name of the seed, what was done to it, and the bytes, of one trial."""
+def mutation(seed, number, seeds, only=""):
+    """Returns the name of the seed, what was done to it, and the bytes, of one trial; `only` is part of the name."""
     from fuzz_mutations import mutate
 
     generator = random.Random(f"{seed} {number}")
-    names = sorted(seeds)
+    names = sorted(name for name in seeds if only in name)
     name = names[number % len(names)]
     how, data = mutate(generator, name, seeds)
     return name, how, data
@@ -67,7 +67,7 @@ def same_program(program, original):
     return text(program) == text(whole)
 
 
-def work(seed, isolated):
+def work(seed, isolated, only):
     """Serves trials: a number on a line in, its outcome on a line out."""
     import resource
 
@@ -79,7 +79,7 @@ def work(seed, isolated):
     seeds()
     answers.write("ready\n")
     for line in sys.stdin:
-        name, how, data = mutation(seed, int(line), seeds())
+        name, how, data = mutation(seed, int(line), seeds(), only)
         begun = time.perf_counter()
         result = outcome(data, seeds()[name], how, isolated)
         answers.write(json.dumps([name, how, result, time.perf_counter() - begun]) + "\n")
@@ -106,7 +106,7 @@ class Worker:
         return None, "HANG" if line is None else f"DEATH by signal {-status}"
 
     def _start(self):
-        command = [sys.executable, __file__, "--work", "--seed", str(self._options.seed)]
+        command = [sys.executable, __file__, "--work", "--seed", str(self._options.seed), "--only", self._options.only]
         command += ["--isolated"] if self._options.isolated else []
         environment = os.environ | {"JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3"}
         self._errors = open(self._options.log, "ab")  # noqa: SIM115 (as long as the process)
@@ -135,7 +135,7 @@ def run(options):
     for number in range(options.start, options.start + options.trials):
         answer, failure = worker.ask(number)
         if answer is None:
-            name, how, _ = mutation(options.seed, number, seeds())
+            name, how, _ = mutation(options.seed, number, seeds(), options.only)
             result = failure
         else:
             name, how, result, seconds = answer
@@ -163,7 +163,7 @@ def run(options):
 def replay(options):
     from fuzz_seeds import seeds
 
-    name, how, data = mutation(options.seed, options.replay, seeds())
+    name, how, data = mutation(options.seed, options.replay, seeds(), options.only)
     print(name, "|", how)
     if options.save:
         pathlib.Path(options.save).write_bytes(data)
@@ -177,6 +177,7 @@ def main():
     parser.add_argument("--trials", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--start", type=int, default=0, help="the number of the first trial")
+    parser.add_argument("--only", default="", help="part of the name of the seeds to take: proto, text, mlp, ...")
     parser.add_argument("--isolated", action="store_true")
     parser.add_argument("--timeout", type=float, default=30, help="seconds from which a trial counts as hung")
     parser.add_argument("--log", default=os.devnull, help="where the workers' stderr goes")
@@ -186,7 +187,7 @@ def main():
     parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.work:
-        work(options.seed, options.isolated)
+        work(options.seed, options.isolated, options.only)
         return 0
     return replay(options) if options.replay is not None else run(options)
 

@@ -408,6 +408,10 @@ ragged_dot_in_lax = _lax._ragged_dot_general_impl
 # --- readers: what HLO's converter knows
 
 
+HLO_HAS_EXP2 = jax.__version_info__ >= (0, 12)
+"""Whether HLO's text parser knows `exp2` and `log2`: that of jaxlib 0.12 does, 0.10 does not."""
+
+
 HLO_HAS_FLOAT6 = jax.__version_info__ >= (0, 12)
 """Whether HLO has element types of six bits: those of jaxlib 0.12 do, 0.10 does not."""
 

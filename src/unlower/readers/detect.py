@@ -119,6 +119,7 @@ FOREIGN: list[Foreign] = [
 ]
 """What is no program, tried in order after `FORMATS`."""
 
+_DAMAGED = "the file is damaged or was made to do this; write it again"
 _EXPORT_HINT = "pass an HLO or StableHLO module, as text, proto or bytecode"
 _TEXT_START = re.compile(rb"HloModule\b|module\b|\"?builtin\.module\b|\"?func\.func\b|//|/\*")
 
@@ -151,7 +152,12 @@ def read(
       ['stablehlo.negate']
     """
     elision = Elision(elided, limits=limits, isolation=Isolation() if isolate is True else isolate or None)
-    module = _read(source, elision)
+    try:
+        module = _read(source, elision)
+    except MemoryError:
+        raise FormatError("it takes more memory than there is", mend=_DAMAGED) from None
+    except RecursionError:
+        raise FormatError("it nests attributes or types too deeply", mend=_DAMAGED) from None
     elision.finish()
     return module
 

@@ -12,7 +12,7 @@ from unlower.readers.hlo.model import Model
 from unlower.readers.hlo.wire import encode_number, repeated_integers
 from unlower.readers.wire import encode_field, fields
 
-__all__ = ["CARRIED_TARGET", "all_to_all", "carry", "several_operands", "target", "transfer"]
+__all__ = ["CARRIED_TARGET", "all_to_all", "blocks", "carry", "several_operands", "target", "transfer"]
 
 CARRIED_TARGET = "unlower.hlo."
 """What the targets of carrying custom calls begin with."""
@@ -95,6 +95,11 @@ def all_to_all(editor: Editor, index: int) -> Rewritten | None:
     is_array = bool(model.dimensions[index])
     groups = any(model.data[v.start : v.stop] for number in (49, 87) for v in model.extras(index).get(number, ()))
     return carry(editor, index) if is_array and not groups else None
+
+
+def blocks(editor: Editor, index: int) -> Rewritten | None:
+    """Carries a product of sparse or scaled blocks, of which the converter would make an ordinary one."""
+    return carry(editor, index) if {98, 101} & editor.model.extras(index).keys() else None
 
 
 def several_operands(editor: Editor, index: int) -> Rewritten | None:

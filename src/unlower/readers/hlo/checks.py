@@ -7,7 +7,13 @@ before that: numbers that it uses as indices, enumerations that it has no case f
 from collections.abc import Callable, Sequence
 
 from unlower.readers.hlo import checks_arrays, expect
-from unlower.readers.hlo.devices import check_device_list, check_replica_groups, check_sharding
+from unlower.readers.hlo.devices import (
+    check_device_list,
+    check_device_range,
+    check_mesh_groups,
+    check_replica_groups,
+    check_sharding,
+)
 from unlower.readers.hlo.expect import CHECKS
 from unlower.readers.hlo.faults import Fault, require
 from unlower.readers.hlo.literals import check_literal, has_payload
@@ -138,8 +144,11 @@ def _scan(model: Model, index: int) -> None:
     given = 1 if root.parts is None else len(root.parts)
     require(count == given, f"{name} gives {root}, for results {results}")
     require(all(shape.is_array for shape in (*operands, *parameters)), "it works on tuples")
-    rank = max(len(shape.dimensions) for shape in operands)
-    expect.dimensions(model.dimensions[index], max(rank, 1))
+    carries = model.integer(index, 95)
+    require(0 <= carries <= len(operands), f"it carries {carries} of its {len(operands)} operands")
+    require(0 <= model.integer(index, 96) <= 2, "whether it is associative is neither known nor unknown")
+    ranks = [len(shape.dimensions) for shape in operands[: len(operands) - carries]]
+    expect.dimension(model, index, min(ranks, default=1))
 
 
 # --- the outside
@@ -227,9 +236,12 @@ def _check_groups(model: Model, index: int, number: int) -> None:
     check_replica_groups(model.messages(index, number))
 
 
-def _check_devices(model: Model, index: int, number: int) -> None:
-    for message in model.messages(index, number):
-        check_device_list(message)
+def _check_each(function: Callable[[bytes], None]) -> Callable[[Model, int, int], None]:
+    def check_field(model: Model, index: int, number: int) -> None:
+        for message in model.messages(index, number):
+            function(message)
+
+    return check_field
 
 
 def _check_precision(model: Model, index: int, number: int) -> None:
@@ -283,6 +295,8 @@ FIELD_CHECKS: dict[int, Callable[[Model, int, int], None]] = {
     61: _check_replication,
     68: _check_hints,
     74: _check_aliases,
-    87: _check_devices,
+    87: _check_each(check_device_list),
+    92: _check_each(check_device_range),
+    93: _check_each(check_mesh_groups),
 }
 """Field number -> check of that field, wherever it occurs."""

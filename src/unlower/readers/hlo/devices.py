@@ -8,7 +8,14 @@ from unlower.readers.hlo.faults import Fault, require
 from unlower.readers.hlo.wire import integers, repeated_integers
 from unlower.readers.wire import BYTES, VARINT, fields
 
-__all__ = ["MOST_DEVICES", "check_device_list", "check_replica_groups", "check_sharding"]
+__all__ = [
+    "MOST_DEVICES",
+    "check_device_list",
+    "check_device_range",
+    "check_mesh_groups",
+    "check_replica_groups",
+    "check_sharding",
+]
 
 MOST_DEVICES = 1 << 20
 """More devices than any machine has; XLA makes arrays of one entry for each."""
@@ -50,7 +57,7 @@ def _check_sharding(data: bytes, leaves: int | None, depth: int) -> None:
     named = _submessages(data, 14)
     require(len(named) < 2, "its sharding has a mesh twice")
     if named:
-        _check_named(named[0], leaves, depth)
+        _check_named(named[0])
         return
     parts = _submessages(data, 5)
     if kind == _TUPLE:
@@ -92,15 +99,8 @@ def check_iota(shape: Sequence[int], order: Sequence[int], count: int, what: str
     require(sorted(order) == list(range(len(shape))), f"{what} orders its devices by no permutation")
 
 
-def _check_named(data: bytes, leaves: int | None, depth: int) -> None:
+def _check_named(data: bytes) -> None:
     """Checks a `NamedShardingProto`: axes must be those of its mesh."""
-    parts = _submessages(data, 1)
-    if parts:
-        require(depth == 0, "its sharding has tuples inside each other")
-        require(leaves is None or leaves == len(parts), f"its sharding is for {len(parts)} arrays, not {leaves}")
-        for part in parts:
-            _check_named(part, None, depth + 1)
-        return
     meshes = _submessages(data, 2)
     require(len(meshes) < 2, "its sharding has two meshes")
     sizes = check_mesh(meshes[0]) if meshes else []
@@ -120,6 +120,9 @@ def check_mesh(data: bytes) -> list[int]:
     count = math.prod(sizes)
     require(count <= MOST_DEVICES, f"its mesh has {count} devices")
     devices = repeated_integers(data, 2)
+    for each in _submessages(data, 3):
+        require(not devices, "its mesh has two lists of devices")
+        check_iota(repeated_integers(each, 1), repeated_integers(each, 2), count, "its mesh")
     if devices and sizes:
         require(sorted(devices) == list(range(count)), f"its mesh of {count} devices lists others")
     else:
@@ -154,22 +157,25 @@ def check_replica_groups(groups: Sequence[bytes]) -> None:
 
 
 def check_device_list(data: bytes) -> None:
-    """Checks a `CollectiveDeviceListProto`: groups, or a transposed range, or axes of a mesh."""
+    """Checks a `CollectiveDeviceListProto`."""
     check_replica_groups(_submessages(data, 1))
-    ranges = _submessages(data, 2)
-    require(len(ranges) < 2, "it has two ranges of devices")
-    for each in ranges:
-        count, size = sum(repeated_integers(each, 1)), sum(repeated_integers(each, 2))
-        require(0 < count <= MOST_DEVICES and 0 < size <= MOST_DEVICES, "its device list has no sizes")
-        require(count * size <= MOST_DEVICES, f"its device list has {count * size} devices")
-        check_iota(repeated_integers(each, 3), repeated_integers(each, 4), count * size, "its device list")
-    for each in _submessages(data, 3):
-        _check_mesh_groups(each)
+    require(not _submessages(data, 2), "it has a list of devices in a form that is not known")
 
 
-def _check_mesh_groups(data: bytes) -> None:
+def check_device_range(data: bytes) -> None:
+    """Checks an `IotaReplicaGroupListProto`: groups that are a transposed and reshaped range."""
+    count, size = sum(repeated_integers(data, 1)), sum(repeated_integers(data, 2))
+    require(0 < count <= MOST_DEVICES and 0 < size <= MOST_DEVICES, "its device list has no sizes")
+    require(count * size <= MOST_DEVICES, f"its device list has {count * size} devices")
+    check_iota(repeated_integers(data, 3), repeated_integers(data, 4), count * size, "its device list")
+
+
+def check_mesh_groups(data: bytes) -> None:
+    """Checks a `MeshAxesReplicaGroupListProto`: groups along axes of a mesh."""
     meshes = _submessages(data, 1)
     require(len(meshes) == 1, "its device list has no mesh, or two")
     sizes = check_mesh(meshes[0])
-    for axis in _submessages(data, 2):
+    axes = _submessages(data, 2)
+    require(axes and len(set(axes)) == len(axes), "its device list has no axes, or one twice")
+    for axis in axes:
         check_axis(axis, sizes)

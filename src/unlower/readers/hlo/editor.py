@@ -21,6 +21,7 @@ class Editor:
     def __init__(self, model: Model):
         self.model = model
         self._replaced: dict[int, Rewritten] = {}
+        self._names: dict[int, str] = {}
         self._next: dict[int, int] = {}
         self._elided: dict[str, int] = {}
         self._users: dict[int, list[int]] | None = None
@@ -163,12 +164,16 @@ class Editor:
         """Puts instructions in the place of the one at `index`."""
         self._replaced[index] = instructions
 
+    def rename(self, computation: int, name: str) -> None:
+        """Gives a computation another name."""
+        self._names[computation] = name
+
     def finish(self, program_shape: bytes | None) -> bytes:
         """Writes the module; `program_shape` replaces the one that it has, unless it is None."""
         model = self.model
-        if not self._replaced and program_shape is None:
+        if not self._replaced and not self._names and program_shape is None:
             return model.data
-        changed: dict[int, list[int]] = {}
+        changed: dict[int, list[int]] = {place: [] for place in self._names}
         for index in self._replaced:
             changed.setdefault(model.home[index], []).append(index)
         pieces, at = [], 0
@@ -191,6 +196,8 @@ class Editor:
         for number, _, start, stop in fields(model.data, at, computation.stop):
             if number == 2 and start in replaced:
                 pieces += [encode_field(2, instruction) for instruction in replaced[start]]
+            elif number == 1 and place in self._names:
+                pieces.append(encode_field(1, self._names[place].encode()))
             else:
                 pieces.append(model.data[at:stop])
             at = stop

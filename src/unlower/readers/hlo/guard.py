@@ -12,9 +12,9 @@ from unlower.readers.hlo.model import Model
 from unlower.readers.hlo.opcodes import ARITIES, INLINED, VARIADIC, words
 from unlower.readers.hlo.shapes import Shape
 from unlower.readers.hlo.stack_frames import check_stack_frames
-from unlower.readers.hlo.wire import integers, repeated_integers
+from unlower.readers.hlo.wire import repeated_integers
 from unlower.readers.limits import Limits
-from unlower.readers.wire import BYTES, VARINT, fields, first
+from unlower.readers.wire import BYTES, fields, first
 
 __all__ = ["guard"]
 
@@ -154,10 +154,9 @@ def _check_entry(model: Model) -> None:
     for number in (1, 2, 4, 5, 6, 8, 17, 18, 19):
         if len(model.fields.get(number, ())) > 1:
             raise _error(f"it has field {number} twice")
-    ident = sum(integers(model.data[f.start : f.stop])[0] for f in model.fields.get(6, ()) if f.kind == VARINT)
-    entry = next((c for c in model.computations if c.ident == ident), None)
+    entry = next((c for c in model.computations if c.ident == model.entry_id), None)
     if entry is None:
-        raise _error(f"its entry, computation {ident}, is not there")
+        raise _error(f"its entry, computation {model.entry_id}, is not there")
     declared = _message(model, 4)
     if declared is None:
         raise _error("it has no program shape")

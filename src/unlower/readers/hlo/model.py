@@ -1,7 +1,7 @@
 """An `HloModuleProto`, decoded as far as checks and rewrites need: columns over all instructions, the rest on demand."""
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -10,14 +10,14 @@ from unlower.errors import FormatError
 from unlower.readers.hlo.faults import Fault
 from unlower.readers.hlo.shapes import Shape, Shapes
 from unlower.readers.hlo.wire import Table, decode_fields, integers, packed_integers
-from unlower.readers.wire import BYTES, Field, fields
+from unlower.readers.wire import BYTES, VARINT, Field, fields
 
 __all__ = ["Computation", "Model", "Ragged", "Value", "read_model", "utf8"]
 
 _MODULE_MEND = "the file is damaged or was changed; write it again"
 
 _REPEATED = frozenset([14, 17, 20, 32, 34, 36, 37, 38, 49, 52, 57, 74, 86])
-_LAST_KNOWN = 92
+_LAST_KNOWN = 103
 """The fields of an instruction that may occur more than once, and the last whose meaning is known here."""
 
 _IN_COLUMNS = frozenset([1, 2, 3, 7, 9, 13, 14, 35, 36, 38, 82])
@@ -122,6 +122,12 @@ class Model:
         self._resolve_operands()
         self._resolve_calls()
 
+    @property
+    def entry_id(self) -> int:
+        """The id of the entry computation."""
+        found = [f for f in self.fields.get(6, ()) if f.kind == VARINT]
+        return integers(self.data[found[0].start : found[0].stop])[0] if found else 0
+
     # --- what an instruction says
 
     def name(self, index: int) -> str:
@@ -133,8 +139,8 @@ class Model:
         """The fields that are in no column, by instruction and number; most instructions have none."""
         if self._extras is None:
             rows = self._table.where(~np.isin(self._table.number, list(_IN_COLUMNS)))
-            # An empty message of hints (68) is in every instruction that XLA writes.
-            rows = rows.where((rows.number != 68) | (rows.stop > rows.start))
+            # XLA writes empty messages: hints (68) for every instruction, sparsity and scales (98, 101) for products.
+            rows = rows.where(~np.isin(rows.number, [68, 98, 101]) | (rows.stop > rows.start))
             self._extras = {}
             for owner, number, kind, start, stop in zip(*[column.tolist() for column in rows[:5]], strict=True):
                 self._extras.setdefault(owner, {}).setdefault(number, []).append(Value(kind, start, stop))
@@ -356,8 +362,3 @@ def read_model(data: bytes, nesting: int) -> Model:
       FormatError: it is damaged, or an instruction refers to what is not there; the place is named.
     """
     return Model(data, nesting)
-
-
-def indices(values: Sequence[int]) -> str:
-    """Spells a list of indices."""
-    return ", ".join(map(str, values))

@@ -66,6 +66,9 @@ _RULES: dict[str, Rule] = {
     "custom-call": configs.custom_call,
     "call": configs.call,
     "all-to-all": carried.all_to_all,
+    "convolution": carried.blocks,
+    "dot": carried.blocks,
+    "ragged-dot": carried.blocks,
     "collective-permute": carried.several_operands,
     "collective-broadcast": carried.several_operands,
     "send": carried.transfer,
@@ -104,7 +107,15 @@ def rewrite(model: Model) -> bytes:
         raise model.error(fault, index) from None
     except FormatError as error:
         raise error if error.where else model.error(error.what, index) from None
+    _rename_main(editor)
     return editor.finish(_program_shape(model))
+
+
+def _rename_main(editor: Editor) -> None:
+    """Gives another name to a computation that has the one under which the converter looks for the entry."""
+    for place, computation in enumerate(editor.model.computations):
+        if computation.name == "main" and computation.ident != editor.model.entry_id:
+            editor.rename(place, "main.computation")
 
 
 def _plain_shape(editor: Editor, index: int) -> Rewritten:
