@@ -11,6 +11,8 @@ PUBLIC = [
     "DuplicateRuleError",
     "FormatError",
     "InvalidModuleError",
+    "Isolation",
+    "Limits",
     "Program",
     "RuleError",
     "SignatureError",

@@ -19,12 +19,16 @@ from unlower.errors import (
 from unlower.inspection import inspect
 from unlower.ops import op_rule, op_rules
 from unlower.program import Program, load
+from unlower.readers.isolation import Isolation
+from unlower.readers.limits import Limits
 from unlower.verification import verify
 
 __all__ = [
     "DuplicateRuleError",
     "FormatError",
     "InvalidModuleError",
+    "Isolation",
+    "Limits",
     "Program",
     "RuleError",
     "SignatureError",

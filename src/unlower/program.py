@@ -19,6 +19,8 @@ from unlower.ops import op_rules
 from unlower.raising.loop_order import order_loops
 from unlower.raising.normalize import normalize
 from unlower.readers.detect import read
+from unlower.readers.isolation import Isolation
+from unlower.readers.limits import DEFAULT_LIMITS, Limits
 
 __all__ = ["Program", "load", "spell_aval"]
 
@@ -28,6 +30,8 @@ def load(
     *,
     rules: Mapping[str, Callable[..., Any]] | None = None,
     elided: str | Mapping[str, Any] | None = None,
+    limits: Limits = DEFAULT_LIMITS,
+    isolate: bool | Isolation = False,
 ) -> "Program":
     """Loads an XLA program as a JAX function.
 
@@ -39,6 +43,9 @@ def load(
         call's rule is filed under its target name.
       elided: what stands for constants whose values the file left out: None refuses them, `"zeros"` puts zeros, a mapping
         gives an array for each name.
+      limits: how much the program may ask for: bytes, operations, constants, nesting; each has a default.
+      isolate: whether XLA's and MLIR's own code reads the file in a process of its own, which a hostile file may end; an
+        `Isolation` says what that process may take.
 
     Returns:
       the program, which computes the same bits as the original under XLA.
@@ -57,7 +64,7 @@ def load(
     table = op_rules if rules is None else rules
     # Loading makes many small objects and no garbage: the collector would only walk them again and again.
     with _collector_paused():
-        module = order_loops(normalize(read(source, elided=elided)))
+        module = order_loops(normalize(read(source, elided=elided, limits=limits, isolate=isolate)))
         check(module)
         check_supported(module, table)
         return Program(module, table)

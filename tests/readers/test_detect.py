@@ -220,9 +220,10 @@ def test_quantized_types_are_named():
 
 
 def test_errors_of_the_converter_are_format_errors():
-    tuple_constant = hlo_text_to_proto("HloModule m\nENTRY e {\n ROOT c = (f32[2],f32[1]) constant(({1,2},{3})) }")
-    with pytest.raises(FormatError, match="XLA cannot convert this HLO module"):
-        read(tuple_constant)
+    parameters = "p = f32[2] parameter(0)  i = s32[2] parameter(1)"
+    mixed = hlo_text_to_proto(f"HloModule m\nENTRY e {{ {parameters}  ROOT c = f32[2] add(p, i) }}")
+    with pytest.raises(FormatError, match="StableHLO that does not verify"):
+        read(mixed)
 
 
 def test_reading_prints_nothing(capfd):

@@ -5,6 +5,7 @@ read is one line in `FOREIGN`, so that the error says what the file is and what 
 """
 
 import gzip
+import io
 import os
 import pathlib
 import re
@@ -21,6 +22,8 @@ from unlower.ir.module import Module
 from unlower.readers.elision import Elision
 from unlower.readers.hlo_proto import is_hlo_proto, read_hlo_proto
 from unlower.readers.hlo_text import is_hlo_text, read_hlo_text
+from unlower.readers.isolation import Isolation
+from unlower.readers.limits import DEFAULT_LIMITS, Limits
 from unlower.readers.mlir_module import module_from_mlir
 from unlower.readers.stablehlo_bytecode import MAGIC, is_bytecode, read_bytecode
 from unlower.readers.stablehlo_text import is_stablehlo_text, read_stablehlo_text
@@ -116,11 +119,19 @@ FOREIGN: list[Foreign] = [
 ]
 """What is no program, tried in order after `FORMATS`."""
 
+_DAMAGED = "the file is damaged or was made to do this; write it again"
+_PIECE = 1 << 20
 _EXPORT_HINT = "pass an HLO or StableHLO module, as text, proto or bytecode"
 _TEXT_START = re.compile(rb"HloModule\b|module\b|\"?builtin\.module\b|\"?func\.func\b|//|/\*")
 
 
-def read(source: Any, *, elided: str | Mapping[str, Any] | None = None) -> Module:
+def read(
+    source: Any,
+    *,
+    elided: str | Mapping[str, Any] | None = None,
+    limits: Limits = DEFAULT_LIMITS,
+    isolate: bool | Isolation = False,
+) -> Module:
     """Reads a program.
 
     Args:
@@ -128,6 +139,8 @@ def read(source: Any, *, elided: str | Mapping[str, Any] | None = None) -> Modul
         A `str` is text if it holds a line break or starts as a module does, and a path otherwise.
       elided: what stands for constants whose values the file left out: None refuses them, `"zeros"` puts zeros, a
         mapping gives an array for each name.
+      limits: how much the program may ask for.
+      isolate: whether XLA's and MLIR's own code reads in a process of its own, and what that may take.
 
     Raises:
       FormatError: damaged, elided or foreign input; the message says what it is and what to do.
@@ -139,8 +152,13 @@ def read(source: Any, *, elided: str | Mapping[str, Any] | None = None) -> Modul
       >>> [op.name for op in module.main.body.ops]
       ['stablehlo.negate']
     """
-    elision = Elision(elided)
-    module = _read(source, elision)
+    elision = Elision(elided, limits=limits, isolation=Isolation() if isolate is True else isolate or None)
+    try:
+        module = _read(source, elision)
+    except MemoryError:
+        raise FormatError("it takes more memory than there is", mend=_DAMAGED) from None
+    except RecursionError:
+        raise FormatError("it nests attributes or types too deeply", mend=_DAMAGED) from None
     elision.finish()
     return module
 
@@ -149,11 +167,11 @@ def _read(source: Any, elision: Elision) -> Module:
     for kind, reader in LIVE:
         if isinstance(source, kind):
             return reader(source, elision)
-    return _read_bytes(source_bytes(source), elision)
+    return _read_bytes(source_bytes(source, elision.limits), elision)
 
 
-def source_bytes(source: Any) -> bytes:
-    """Returns the bytes of a path, of text or of bytes, unzipped.
+def source_bytes(source: Any, limits: Limits = DEFAULT_LIMITS) -> bytes:
+    """Returns the bytes of a path, of text or of bytes, unzipped, as far as the limits allow.
 
     Raises:
       FormatError: an empty string, a directory, or damaged gzip data.
@@ -162,22 +180,23 @@ def source_bytes(source: Any) -> bytes:
     """
     if isinstance(source, str):
         if "\n" in source or _TEXT_START.match(source[:64].lstrip().encode()):
-            return source.encode()
+            return _unzipped(source.encode(), limits)
         if not source:
             raise FormatError("an empty string: neither a path nor a module", mend=_EXPORT_HINT)
         source = pathlib.Path(source)
     if isinstance(source, os.PathLike):
-        return _gunzip(_load(pathlib.Path(source)))
+        return _unzipped(_load(pathlib.Path(source), limits), limits)
     if isinstance(source, bytes | bytearray | memoryview):
-        return _gunzip(bytes(source))
+        return _unzipped(bytes(source), limits)
     raise TypeError(
         f"cannot load a {type(source).__module__}.{type(source).__qualname__}: a path, bytes, text, "
         "jax.stages.Lowered, jax.export.Exported or an MLIR module is expected"
     )
 
 
-def _load(path: pathlib.Path) -> bytes:
+def _load(path: pathlib.Path, limits: Limits) -> bytes:
     if not path.is_dir():
+        _check_size(path.stat().st_size, limits)
         return path.read_bytes()
     names = sorted(entry.name for entry in path.iterdir())
     if "saved_model.pb" in names:
@@ -208,13 +227,25 @@ def _read_bytes(data: bytes, elision: Elision) -> Module:
     raise FormatError(f"this is {kind}", where=f"it starts with {start!r}", mend=_EXPORT_HINT)
 
 
-def _gunzip(data: bytes) -> bytes:
+def _unzipped(data: bytes, limits: Limits) -> bytes:
+    _check_size(len(data), limits)
     if not data.startswith(b"\x1f\x8b"):
         return data
     try:
-        return gzip.decompress(data)
+        with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
+            # A few kilobytes can hold gigabytes of zeros, so piece by piece.
+            pieces, size = [], 0
+            while size <= limits.input_bytes and (piece := file.read(_PIECE)):
+                pieces.append(piece)
+                size += len(piece)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise FormatError(f"damaged gzip data: {error}", mend="copy the file again; it is cut off or changed") from None
+    _check_size(size, limits)
+    return b"".join(pieces)
+
+
+def _check_size(size: int, limits: Limits) -> None:
+    limits.check("input_bytes", size, f"the source has {size:,} bytes")
 
 
 def _is_text(data: bytes) -> bool:

@@ -9,7 +9,9 @@ from unlower._jax_compat import hlo_text_to_proto
 from unlower.errors import FormatError
 from unlower.ir.module import Module
 from unlower.readers.elision import Elision, mark_hlo_text
+from unlower.readers.hlo.text_guard import guard_hlo_text
 from unlower.readers.hlo_proto import module_from_hlo_proto
+from unlower.readers.isolation import read_isolated
 from unlower.readers.text import decode_utf8, first_token
 
 __all__ = ["is_hlo_text", "keep_negative_zeros", "read_hlo_text"]
@@ -32,7 +34,9 @@ def read_hlo_text(data: bytes, elision: Elision) -> Module:
     Raises:
       FormatError: text that XLA cannot parse, with its line and column; elided constants; what the converter refuses.
     """
-    text = mark_hlo_text(keep_negative_zeros(decode_utf8(data)))
+    if elision.isolation is not None:
+        return read_isolated("HLO text", data, elision)
+    text = guard_hlo_text(mark_hlo_text(keep_negative_zeros(decode_utf8(data))), elision.limits)
     if _LAYOUT.search(text) and not _ENTRY.search(text):
         # XLA would take the last computation for the entry; its converter ends the process when the layout disagrees.
         raise FormatError("the HLO text has no ENTRY computation", mend="the file is cut off; copy or dump it again")

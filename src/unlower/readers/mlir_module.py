@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from unlower.errors import FormatError, InvalidModuleError
 from unlower.ir.module import Function, Location, Module, Op, Region, Value
 from unlower.readers.elision import ELIDED_TARGET, Elision
+from unlower.readers.hlo.carried import CARRIED_TARGET
 from unlower.readers.mlir_bytecode import Bytecode, varint
 from unlower.readers.mlir_tables import Tables
 
@@ -409,11 +410,23 @@ class _Builder:
                 value.number = number
                 value.__class__ = Value
                 number += 1
-            if name == "stablehlo.custom_call" and attributes.get("call_target_name") == ELIDED_TARGET:
-                name = "stablehlo.constant"
-                attributes = {"value": self._elision.fill(attributes.get("backend_config", "constant"), made[0].type)}
+            if name == "stablehlo.custom_call":
+                target = str(attributes.get("call_target_name"))
+                if target == ELIDED_TARGET:
+                    name = "stablehlo.constant"
+                    filled = self._elision.fill(attributes.get("backend_config", "constant"), made[0].type)
+                    attributes = {"value": filled}
+                elif target.startswith(CARRIED_TARGET):
+                    name, attributes = _carried(target, attributes)
             draft = _Draft(name, operands, tuple(made), attributes, regions, location or None)
             draft.__class__ = Op  # pyright: ignore[reportAttributeAccessIssue]
             ops.append(draft)
         self._number = number
         return tuple(ops), results, at
+
+
+def _carried(target: str, attributes: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    """The name and attributes of an HLO instruction that a custom call carried through the converter."""
+    config = attributes.get("mhlo.backend_config", attributes.get("backend_config"))
+    kept = {key: attributes[key] for key in ("called_computations", "mhlo.sharding") if attributes.get(key)}
+    return f"hlo.{target.removeprefix(CARRIED_TARGET)}", {**(config if isinstance(config, Mapping) else {}), **kept}

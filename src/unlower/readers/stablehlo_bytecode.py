@@ -16,6 +16,7 @@ from unlower._jax_compat import mlir_ir as ir
 from unlower.errors import FormatError
 from unlower.ir.module import Module
 from unlower.readers.elision import Elision
+from unlower.readers.isolation import read_isolated
 from unlower.readers.mlir_module import bytecode_of, module_from_bytecode
 from unlower.readers.stablehlo_text import mlir_message
 
@@ -37,6 +38,8 @@ def read_bytecode(data: bytes, elision: Elision) -> Module:
     Raises:
       FormatError: damaged bytes, or an artifact of a StableHLO newer than this jaxlib; both versions are named.
     """
+    if elision.isolation is not None:
+        return read_isolated("MLIR bytecode", data, elision)
     match = _PRODUCER.match(data)
     producer = match.group(1).decode() if match else ""
     version = _VERSION.fullmatch(producer)

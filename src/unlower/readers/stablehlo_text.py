@@ -7,7 +7,9 @@ from unlower._jax_compat import mlir_ir as ir
 from unlower.errors import FormatError
 from unlower.ir.module import Module
 from unlower.readers.elision import Elision, mark_mlir_text
+from unlower.readers.isolation import read_isolated
 from unlower.readers.mlir_module import bytecode_of, module_from_bytecode
+from unlower.readers.mlir_text_guard import guard_mlir_text
 from unlower.readers.text import decode_utf8, first_token
 
 __all__ = ["is_stablehlo_text", "mlir_message", "read_stablehlo_text"]
@@ -32,7 +34,10 @@ def read_stablehlo_text(data: bytes, elision: Elision) -> Module:
     Raises:
       FormatError: text that MLIR cannot parse or verify, with its line and column; elided constants.
     """
+    if elision.isolation is not None:
+        return read_isolated("StableHLO text", data, elision)
     text = mark_mlir_text(decode_utf8(data))
+    guard_mlir_text(text, elision.limits)
     plain = _has_plain_strings(text)
     context = new_mlir_context()
     with context, collect_diagnostics(context) as diagnostics:
