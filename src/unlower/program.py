@@ -29,6 +29,8 @@ def load(
     *,
     rules: Mapping[str, Callable[..., Any]] | None = None,
     elided: str | Mapping[str, Any] | None = None,
+    signature: str | None = None,
+    module: str | None = None,
 ) -> "Program":
     """Loads an XLA program as a JAX function.
 
@@ -40,6 +42,8 @@ def load(
         call's rule is filed under its target name.
       elided: what stands for constants whose values the file left out: None refuses them, `"zeros"` puts zeros, a mapping
         gives an array for each name.
+      signature: which signature or function of a SavedModel or bundle, where there are several: `"serving_default"`.
+      module: which module of an XLA dump folder, or which XLA program inside a SavedModel; `unlower inspect` lists them.
 
     Returns:
       the program, which computes the same bits as the original under XLA.
@@ -58,11 +62,11 @@ def load(
     table = op_rules if rules is None else rules
     # Loading makes many small objects and no garbage: the collector would only walk them again and again.
     with _collector_paused():
-        module, interface = read_source(source, elided=elided)
-        module = order_loops(normalize(module))
-        check(module)
-        check_supported(module, table)
-        return Program(module, table, interface)
+        found, interface = read_source(source, elided=elided, signature=signature, module=module)
+        found = order_loops(normalize(found))
+        check(found)
+        check_supported(found, table)
+        return Program(found, table, interface)
 
 
 @contextlib.contextmanager

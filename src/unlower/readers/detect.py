@@ -20,6 +20,7 @@ from unlower.errors import FormatError
 from unlower.ir.interface import Source
 from unlower.ir.module import Module
 from unlower.readers.elision import Elision
+from unlower.readers.folders import Content, dump_contents, pick_from_dump
 from unlower.readers.hlo_proto import is_hlo_proto, read_hlo_proto
 from unlower.readers.hlo_text import is_hlo_text, read_hlo_text
 from unlower.readers.mlir_module import module_from_mlir
@@ -27,8 +28,10 @@ from unlower.readers.names import interface_from_names
 from unlower.readers.stablehlo_bytecode import MAGIC, is_bytecode, read_bytecode
 from unlower.readers.stablehlo_text import is_stablehlo_text, read_stablehlo_text
 from unlower.readers.text import first_token
+from unlower.readers.tf_saved_model import SavedModel, is_saved_model, is_saved_model_path, read_saved_model
+from unlower.readers.torch_export import bundle_contents, is_torch_bundle, read_torch_bundle
 
-__all__ = ["FOREIGN", "FORMATS", "LIVE", "Foreign", "Format", "read", "read_source", "source_bytes"]
+__all__ = ["FOREIGN", "FORMATS", "LIVE", "Foreign", "Format", "contents", "read", "read_source", "sniff", "source_bytes"]
 
 
 class Format(NamedTuple):
@@ -70,11 +73,6 @@ def _starts(*magics: bytes, at: int = 0) -> Callable[[bytes], bool]:
     return lambda data: data[at:].startswith(magics) if at == 0 else data[at : at + 16].startswith(magics)
 
 
-def _is_saved_model(data: bytes) -> bool:
-    # SavedModel: schema version 1, then a MetaGraphDef whose MetaInfoDef comes first.
-    return data.startswith(b"\x08\x01\x12") and b"\n" in data[3:8]
-
-
 FOREIGN: list[Foreign] = [
     Foreign(
         "a pickle (a serialized PJRT executable, perhaps)",
@@ -97,9 +95,9 @@ FOREIGN: list[Foreign] = [
         "export the program to StableHLO, for PyTorch with torchax.export.exported_program_to_stablehlo",
     ),
     Foreign(
-        "a TensorFlow SavedModel graph",
-        _is_saved_model,
-        "get the module by tf.function(...).experimental_get_compiler_ir(...)(stage='hlo_serialized')",
+        "the graph of a TensorFlow SavedModel",
+        is_saved_model,
+        "pass the path of its folder: the variables lie beside it",
     ),
     Foreign(
         "a FlatBuffer of jax.export",
@@ -125,14 +123,22 @@ _EXPORT_HINT = "pass an HLO or StableHLO module, as text, proto or bytecode"
 _TEXT_START = re.compile(rb"HloModule\b|module\b|\"?builtin\.module\b|\"?func\.func\b|//|/\*")
 
 
-def read_source(source: Any, *, elided: str | Mapping[str, Any] | None = None) -> Source:
+def read_source(
+    source: Any,
+    *,
+    elided: str | Mapping[str, Any] | None = None,
+    signature: str | None = None,
+    module: str | None = None,
+) -> Source:
     """Reads a program and its interface.
 
     Args:
-      source: a path; the bytes or the text of a module; a `jax.stages.Lowered`, `jax.export.Exported` or MLIR module.
+      source: a path of a file or folder; the bytes or the text of a module; a `jax.stages.Lowered`, `jax.export.Exported` or MLIR module.
         A `str` is text if it holds a line break or starts as a module does, and a path otherwise.
       elided: what stands for constants whose values the file left out: None refuses them, `"zeros"` puts zeros, a
         mapping gives an array for each name.
+      signature: which signature or function of a SavedModel or bundle, where there are several.
+      module: which module of a dump folder, or which XLA program inside a SavedModel.
 
     Raises:
       FormatError: damaged, elided or foreign input; the message says what it is and what to do.
@@ -145,7 +151,7 @@ def read_source(source: Any, *, elided: str | Mapping[str, Any] | None = None) -
       (['stablehlo.negate'], 1)
     """
     elision = Elision(elided)
-    found = _read(source, elision)
+    found = _read(source, elision, signature, module)
     elision.finish()
     return found if isinstance(found, Source) else Source(found, interface_from_names(found))
 
@@ -161,11 +167,53 @@ def read(source: Any, *, elided: str | Mapping[str, Any] | None = None) -> Modul
     return read_source(source, elided=elided).module
 
 
-def _read(source: Any, elision: Elision) -> Module | Source:
+def _read(source: Any, elision: Elision, signature: str | None, module: str | None) -> Module | Source:
     for kind, reader in LIVE:
         if isinstance(source, kind):
+            _refuse_choice(type(source).__name__, signature, module)
             return reader(source, elision)
+    path = source_path(source)
+    if path is not None:
+        if is_saved_model_path(path):
+            return read_saved_model(path, elision, signature=signature, module=module)
+        if path.is_dir() and is_torch_bundle(path):
+            _refuse_choice("a torch_xla bundle", None, module)
+            return read_torch_bundle(path, elision, function=signature)
+        if path.is_dir():
+            _refuse_choice("a folder of modules", signature, None)
+            return _read(pick_from_dump(path, sniff, module), elision, None, None)
+    _refuse_choice("a file with one program", signature, module)
     return _read_bytes(source_bytes(source), elision)
+
+
+def _refuse_choice(what: str, signature: str | None, module: str | None) -> None:
+    for name, value in (("signature", signature), ("module", module)):
+        if value is not None:
+            raise FormatError(f"{what} has no {name} {value!r} to choose", mend=f"leave {name}= out")
+
+
+def contents(path: pathlib.Path) -> list[Content]:
+    """Lists what a folder holds, and how to load it; nothing for a file."""
+    if is_saved_model_path(path):
+        return SavedModel(path).contents()
+    if not path.is_dir():
+        return []
+    return bundle_contents(path) if is_torch_bundle(path) else dump_contents(path, sniff)
+
+
+def sniff(path: pathlib.Path) -> tuple[str, bool]:
+    """Says what a file is by its content, and whether it is a program that can be read."""
+    try:
+        data = source_bytes(path)
+    except (FormatError, OSError) as error:
+        return f"not readable: {str(error).splitlines()[0]}", False
+    for format_ in FORMATS:
+        if format_.matches(data):
+            return format_.name, True
+    for foreign in FOREIGN:
+        if foreign.matches(data):
+            return f"{foreign.name}, no XLA program", False
+    return ("text" if _is_text(data[:4096]) else "unknown"), False
 
 
 def source_bytes(source: Any) -> bytes:
@@ -176,14 +224,13 @@ def source_bytes(source: Any) -> bytes:
       OSError: a path that cannot be read.
       TypeError: a source of another class.
     """
+    path = source_path(source)
+    if path is not None:
+        if path.is_dir():
+            raise FormatError(f"{path} is a folder, not a file with a program", mend="pass one file of it")
+        return _gunzip(path.read_bytes())
     if isinstance(source, str):
-        if "\n" in source or _TEXT_START.match(source[:64].lstrip().encode()):
-            return source.encode()
-        if not source:
-            raise FormatError("an empty string: neither a path nor a module", mend=_EXPORT_HINT)
-        source = pathlib.Path(source)
-    if isinstance(source, os.PathLike):
-        return _gunzip(_load(pathlib.Path(source)))
+        return source.encode()
     if isinstance(source, bytes | bytearray | memoryview):
         return _gunzip(bytes(source))
     raise TypeError(
@@ -192,18 +239,19 @@ def source_bytes(source: Any) -> bytes:
     )
 
 
-def _load(path: pathlib.Path) -> bytes:
-    if not path.is_dir():
-        return path.read_bytes()
-    names = sorted(entry.name for entry in path.iterdir())
-    if "saved_model.pb" in names:
-        what = "a TensorFlow SavedModel"
-        mend = "get the module by tf.function(...).experimental_get_compiler_ir(...)(stage='hlo_serialized')"
-    elif "functions" in names:
-        what, mend = "a torch_xla bundle", f"pass the module in it, {path / 'functions' / 'forward.bytecode'}"
-    else:
-        what, mend = "a directory", f"pass one file of it: {', '.join(names[:8]) or 'it is empty'}"
-    raise FormatError(f"{path} is {what}, not a file with a program", mend=mend)
+def source_path(source: Any) -> pathlib.Path | None:
+    """Returns the path that a source is, or None where it is text, bytes or an object.
+
+    Raises:
+      FormatError: an empty string.
+    """
+    if isinstance(source, str):
+        if "\n" in source or _TEXT_START.match(source[:64].lstrip().encode()):
+            return None
+        if not source:
+            raise FormatError("an empty string: neither a path nor a module", mend=_EXPORT_HINT)
+        return pathlib.Path(source)
+    return pathlib.Path(source) if isinstance(source, os.PathLike) else None
 
 
 def _read_bytes(data: bytes, elision: Elision) -> Module | Source:
