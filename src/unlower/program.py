@@ -19,6 +19,7 @@ from unlower.ir.types import TensorType
 from unlower.ops import op_rules
 from unlower.raising.loop_order import order_loops
 from unlower.raising.normalize import normalize
+from unlower.raising.slice_sizes import size_slices
 from unlower.readers.detect import read_source
 
 __all__ = ["Program", "load", "spell_aval"]
@@ -63,7 +64,7 @@ def load(
     # Loading makes many small objects and no garbage: the collector would only walk them again and again.
     with _collector_paused():
         found, interface = read_source(source, elided=elided, signature=signature, module=module)
-        found = order_loops(normalize(found))
+        found = size_slices(order_loops(normalize(found)))
         check(found)
         check_supported(found, table)
         return Program(found, table, interface)
