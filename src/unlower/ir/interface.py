@@ -6,7 +6,7 @@ trees of a jax.export file, the weights of a bundle) returns a `Source` with an 
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from unlower.ir.key_path import AttributeKey, IndexKey, ItemKey, KeyPath
@@ -27,10 +27,11 @@ class Tree:
 
     Attributes:
       kind: what the node is; `"none"` is an empty node, and `"leaf"` one array.
-      keys: one key a child: of a dict its keys, in order; of a custom node its fields, or None where they are unknown;
-        nothing for the other kinds, whose keys are positions.
+      keys: one key a child: of a dict its keys, in order; of a custom node its fields, or positions where they are unknown;
+        of a tuple or list the positions. Nothing stands for the positions 0, 1, 2, ....
       children: the subtrees, in order of their leaves.
-      name: the class of a custom node, as the file spells it, or None.
+      name: the class of a node that is none of Python's own, as the file spells it, or None.
+      make: builds the node of its class from a sequence of children, where this process knows the class.
 
     Example:
       >>> tree = Tree("dict", ("b", "w"), (LEAF, LEAF))
@@ -42,6 +43,7 @@ class Tree:
     keys: tuple[Any, ...] = ()
     children: "tuple[Tree, ...]" = ()
     name: str | None = None
+    make: Callable[[Sequence[Any]], Any] | None = dataclasses.field(default=None, compare=False, repr=False)
 
     @property
     def num_leaves(self) -> int:
@@ -58,34 +60,30 @@ class Tree:
 
     def items(self) -> "Iterator[tuple[Any, Tree]]":
         """Yields the key and the subtree of each child, in order."""
-        for position, child in enumerate(self.children):
-            key = self.keys[position] if position < len(self.keys) else None
-            if self.kind == "dict":
+        for key, child in zip(self.keys or range(len(self.children)), self.children, strict=True):
+            if self.kind != "custom":
                 yield ItemKey(key), child
-            elif self.kind == "custom":
-                yield IndexKey(position) if key is None else AttributeKey(str(key)), child
             else:
-                yield ItemKey(position), child
+                yield IndexKey(key) if isinstance(key, int) else AttributeKey(str(key)), child
 
     def __str__(self) -> str:
         inner = [str(child) for child in self.children]
+        named = list(zip(self.keys, inner, strict=True)) if self.keys else []
         if self.kind == "leaf":
             return "*"
         if self.kind == "none":
             return "None"
+        if self.kind == "dict":
+            return f"{{{', '.join(f'{key!r}: {child}' for key, child in named)}}}"
+        if self.kind == "custom":
+            fields = [child if isinstance(key, int) else f"{key}={child}" for key, child in named] or inner
+            return f"{(self.name or 'object').rpartition('.')[2]}({', '.join(fields)})"
+        if named:
+            # Some are unknown.
+            inner = [f"{position}: {child}" for position, child in named]
         if self.kind == "tuple":
             return f"({', '.join(inner)}{',' if len(inner) == 1 else ''})"
-        if self.kind == "list":
-            return f"[{', '.join(inner)}]"
-        if self.kind == "dict":
-            return f"{{{', '.join(f'{key!r}: {child}' for key, child in zip(self.keys, inner, strict=True))}}}"
-        fields = [
-            f"{key}={child}" if key is not None else child for key, child in zip(self._fields(), inner, strict=True)
-        ]
-        return f"{(self.name or 'object').rpartition('.')[2]}({', '.join(fields)})"
-
-    def _fields(self) -> tuple[Any, ...]:
-        return self.keys or (None,) * len(self.children)
+        return f"[{', '.join(inner)}]"
 
 
 LEAF = Tree("leaf")
@@ -108,6 +106,8 @@ class Input:
       leaf: which leaf of `Interface.arguments` it is; None where there is no tree, or the caller does not give it.
       parameter: the key in `Interface.parameters` of the weight that fills it, or None.
       shape: the sizes as the file spells them, with symbols such as `"2*b+1"`; None where the module's type says it all.
+      dtype: the dtype that the caller sees where it is not the module's: `"key<fry>"` for a PRNG key, whose module type is
+        that of its bits, or `"float0"`; else None.
       sharding: how the file says it is laid out over devices, as text, or None.
     """
 
@@ -116,6 +116,7 @@ class Input:
     leaf: int | None = None
     parameter: str | None = None
     shape: tuple[int | str, ...] | None = None
+    dtype: str | None = None
     sharding: str | None = None
 
 
@@ -127,6 +128,7 @@ class Output:
     role: Literal["result", "token"] = "result"
     leaf: int | None = None
     shape: tuple[int | str, ...] | None = None
+    dtype: str | None = None
     sharding: str | None = None
 
 
@@ -173,8 +175,10 @@ class Interface:
       outputs: one record for each flat output, in the module's order.
       arguments: the tree of the original call, `(args, kwargs)` (see `call_tree`); it may hold leaves that the module
         does not take, since unused arguments are pruned. None where the file tells nothing.
+      complete: whether `arguments` is all of the original tree. Else it holds what the module kept, and the call may have
+        more.
       argument_names: the names of the positional arguments, as far as known.
-      argument_types: dtype and sizes of each leaf of `arguments` where the file tells them, pruned ones included.
+      argument_types: dtype and sizes of each leaf of `arguments`, pruned ones included, where the file tells them.
       results: the tree of the original result, or None.
       parameters: the weights that the file brings, by name; arrays, or any mapping that makes them when asked.
       platforms: the platforms that the module was lowered for, in the order of its platform index.
@@ -185,6 +189,7 @@ class Interface:
     inputs: tuple[Input, ...]
     outputs: tuple[Output, ...]
     arguments: Tree | None = None
+    complete: bool = True
     argument_names: tuple[str | None, ...] = ()
     argument_types: tuple[str, ...] | None = None
     results: Tree | None = None

@@ -17,12 +17,14 @@ import jax.export
 
 from unlower._jax_compat import mlir_ir as ir
 from unlower.errors import FormatError
-from unlower.ir.interface import Source
+from unlower.ir.interface import ExportRecord, Source
 from unlower.ir.module import Module
 from unlower.readers.elision import Elision
 from unlower.readers.folders import Content, dump_contents, pick_from_dump
 from unlower.readers.hlo_proto import is_hlo_proto, read_hlo_proto
 from unlower.readers.hlo_text import is_hlo_text, read_hlo_text
+from unlower.readers.jax_export import is_jax_export, read_jax_export, read_record
+from unlower.readers.live import read_exported, read_lowered
 from unlower.readers.mlir_module import module_from_mlir
 from unlower.readers.names import interface_from_names
 from unlower.readers.stablehlo_bytecode import MAGIC, is_bytecode, read_bytecode
@@ -55,6 +57,7 @@ class Foreign(NamedTuple):
 
 FORMATS: list[Format] = [
     Format("MLIR bytecode", is_bytecode, read_bytecode),
+    Format("jax.export file", is_jax_export, read_jax_export),
     Format("HLO text", is_hlo_text, read_hlo_text),
     Format("StableHLO text", is_stablehlo_text, read_stablehlo_text),
     Format("HLO proto", is_hlo_proto, read_hlo_proto),
@@ -62,8 +65,9 @@ FORMATS: list[Format] = [
 """Tried in order; the first that matches reads."""
 
 LIVE: list[tuple[type, Callable[[Any, Elision], Module | Source]]] = [
-    (jax.stages.Lowered, lambda lowered, elision: module_from_mlir(lowered.compiler_ir("stablehlo"), elision)),
-    (jax.export.Exported, lambda exported, elision: read_bytecode(bytes(exported.mlir_module_serialized), elision)),
+    (jax.stages.Lowered, read_lowered),
+    (jax.export.Exported, read_exported),
+    (ExportRecord, read_record),
     (ir.Module, module_from_mlir),
 ]
 """Live objects, by class."""
@@ -100,9 +104,9 @@ FOREIGN: list[Foreign] = [
         "pass the path of its folder: the variables lie beside it",
     ),
     Foreign(
-        "a FlatBuffer of jax.export",
+        "a damaged jax.export file, or another file that holds a StableHLO artifact",
         lambda data: MAGIC + b"\rStableHLO_v" in data,
-        "pass jax.export.deserialize(data), the Exported itself",
+        "copy the file again; the artifact in it, which starts with the bytes `ML\\xefR`, can be loaded by itself",
     ),
     Foreign("NumPy array data", _starts(b"\x93NUMPY"), "this holds weights, no program"),
     Foreign("an HDF5 file", _starts(b"\x89HDF\r\n\x1a\n"), "this holds weights, no program"),
