@@ -16,7 +16,15 @@ __all__ = ["Uses", "name_constant"]
 
 _PASSED_ON = frozenset(
     f"stablehlo.{name}"
-    for name in ("transpose", "reshape", "convert", "broadcast_in_dim", "optimization_barrier", "bitcast_convert", "copy")
+    for name in (
+        "transpose",
+        "reshape",
+        "convert",
+        "broadcast_in_dim",
+        "optimization_barrier",
+        "bitcast_convert",
+        "copy",
+    )
 ) | {"mhlo.copy", "mhlo.bitcast"}
 """What a weight goes through on its way to the operation that it is a weight of."""
 

@@ -1,7 +1,7 @@
 """Finds the reader for a source, by content and never by name.
 
 A new format is one line in `FORMATS` (bytes) or `LIVE` (objects); what looks like a program but is none that can be
-read is one line in `FOREIGN`, so that the error says what the file is and what to do with it.
+read is one line in `foreign.FOREIGN`, so that the error says what the file is and what to do with it.
 """
 
 import gzip
@@ -21,19 +21,20 @@ from unlower.ir.interface import ExportRecord, Source
 from unlower.ir.module import Module
 from unlower.readers.elision import Elision
 from unlower.readers.folders import Content, dump_contents, pick_from_dump
+from unlower.readers.foreign import FOREIGN
 from unlower.readers.hlo_proto import is_hlo_proto, read_hlo_proto
 from unlower.readers.hlo_text import is_hlo_text, read_hlo_text
 from unlower.readers.jax_export import is_jax_export, read_jax_export, read_record
 from unlower.readers.live import read_exported, read_lowered
 from unlower.readers.mlir_module import module_from_mlir
 from unlower.readers.names import interface_from_names
-from unlower.readers.stablehlo_bytecode import MAGIC, is_bytecode, read_bytecode
+from unlower.readers.stablehlo_bytecode import is_bytecode, read_bytecode
 from unlower.readers.stablehlo_text import is_stablehlo_text, read_stablehlo_text
 from unlower.readers.text import first_token
-from unlower.readers.tf_saved_model import SavedModel, is_saved_model, is_saved_model_path, read_saved_model
+from unlower.readers.tf_saved_model import SavedModel, is_saved_model_path, read_saved_model
 from unlower.readers.torch_export import bundle_contents, is_torch_bundle, read_torch_bundle
 
-__all__ = ["FOREIGN", "FORMATS", "LIVE", "Foreign", "Format", "contents", "read", "read_source", "sniff", "source_bytes"]
+__all__ = ["FORMATS", "LIVE", "Format", "contents", "read", "read_source", "sniff", "source_bytes"]
 
 
 class Format(NamedTuple):
@@ -45,14 +46,6 @@ class Format(NamedTuple):
     name: str
     matches: Callable[[bytes], bool]
     read: Callable[[bytes, Elision], Module | Source]
-
-
-class Foreign(NamedTuple):
-    """What bytes can be besides: its name, whether bytes are of it, and what the caller should do."""
-
-    name: str
-    matches: Callable[[bytes], bool]
-    mend: str
 
 
 FORMATS: list[Format] = [
@@ -73,56 +66,6 @@ LIVE: list[tuple[type, Callable[[Any, Elision], Module | Source]]] = [
 """Live objects, by class."""
 
 
-def _starts(*magics: bytes, at: int = 0) -> Callable[[bytes], bool]:
-    return lambda data: data[at:].startswith(magics) if at == 0 else data[at : at + 16].startswith(magics)
-
-
-FOREIGN: list[Foreign] = [
-    Foreign(
-        "a pickle (a serialized PJRT executable, perhaps)",
-        lambda data: data[:1] == b"\x80" and data[1:2] in b"\x02\x03\x04\x05" and len(data) > 2,
-        "pickles are never loaded, since they can run code; keep the lowered module instead, jax.jit(f).lower(...)",
-    ),
-    Foreign(
-        "a TFLite model",
-        _starts(b"TFL3", at=4),
-        "TFLite is no XLA program; load the model before its conversion to TFLite",
-    ),
-    Foreign(
-        "an IREE module (.vmfb)",
-        _starts(b"IREE", at=4),
-        "it is compiled code; load the StableHLO that was given to IREE",
-    ),
-    Foreign(
-        "a zip archive (a PyTorch .pt2 or checkpoint, or .npz, perhaps)",
-        _starts(b"PK\x03\x04", b"PK\x05\x06"),
-        "export the program to StableHLO, for PyTorch with torchax.export.exported_program_to_stablehlo",
-    ),
-    Foreign(
-        "the graph of a TensorFlow SavedModel",
-        is_saved_model,
-        "pass the path of its folder: the variables lie beside it",
-    ),
-    Foreign(
-        "a damaged jax.export file, or another file that holds a StableHLO artifact",
-        lambda data: MAGIC + b"\rStableHLO_v" in data,
-        "copy the file again; the artifact in it, which starts with the bytes `ML\\xefR`, can be loaded by itself",
-    ),
-    Foreign("NumPy array data", _starts(b"\x93NUMPY"), "this holds weights, no program"),
-    Foreign("an HDF5 file", _starts(b"\x89HDF\r\n\x1a\n"), "this holds weights, no program"),
-    Foreign(
-        "a safetensors file",
-        lambda data: len(data) > 8 and data[8:9] == b"{" and int.from_bytes(data[:8], "little") < len(data),
-        "this holds weights, no program",
-    ),
-    Foreign(
-        "machine code or LLVM bitcode",
-        _starts(b"\x7fELF", b"BC\xc0\xde", b"\xcf\xfa\xed\xfe", b"MZ"),
-        "it is compiled already; load the module it was compiled from",
-    ),
-]
-"""What is no program, tried in order after `FORMATS`."""
-
 _EXPORT_HINT = "pass an HLO or StableHLO module, as text, proto or bytecode"
 _TEXT_START = re.compile(rb"HloModule\b|module\b|\"?builtin\.module\b|\"?func\.func\b|//|/\*")
 
@@ -137,8 +80,8 @@ def read_source(
     """Reads a program and its interface.
 
     Args:
-      source: a path of a file or folder; the bytes or the text of a module; a `jax.stages.Lowered`, `jax.export.Exported` or MLIR module.
-        A `str` is text if it holds a line break or starts as a module does, and a path otherwise.
+      source: a path of a file or folder; the bytes or the text of a module; a `jax.stages.Lowered`,
+        `jax.export.Exported` or MLIR module. A `str` is text if it holds a line break or starts as a module does, and a path otherwise.
       elided: what stands for constants whose values the file left out: None refuses them, `"zeros"` puts zeros, a
         mapping gives an array for each name.
       signature: which signature or function of a SavedModel or bundle, where there are several.

@@ -15,7 +15,6 @@ from unlower.errors import FormatError
 __all__ = ["Content", "dump_contents", "pick_from_dump"]
 
 
-
 class Content(NamedTuple):
     """One thing in a folder.
 
@@ -113,7 +112,9 @@ def pick_from_dump(folder: pathlib.Path, sniff: Sniff, module: str | None = None
             return groups[found[0]][0].path
         if found:
             raise FormatError(
-                f"several modules are called {module!r}", where=str(folder), mend=f"name one in full: {', '.join(found)}"
+                f"several modules are called {module!r}",
+                where=str(folder),
+                mend=f"name one in full: {', '.join(found)}",
             )
         raise FormatError(f"the folder has no module {module!r}", where=str(folder), mend=_listing(groups))
     if len(groups) == 1:

@@ -173,19 +173,18 @@ class TensorBundle(Mapping[str, np.ndarray]):
 
 def read_strings(data: bytes, count: int, *, checksum: bool) -> list[bytes]:
     """Splits the elements of a stored string tensor: their lengths as varints, a checksum, then their bytes."""
+    strings, lengths, at = [], [], 0
     try:
-        lengths, at = [], 0
         for _ in range(count):
             length, at = _varint(data, at)
             lengths.append(length)
-        at += 4 if checksum else 0
-        strings = []
-        for length in lengths:
-            strings.append(data[at : at + length])
-            at += length
     except IndexError:
-        at = len(data) + 1
-    if at > len(data):
+        at = len(data)
+    at += 4 if checksum else 0
+    for length in lengths:
+        strings.append(data[at : at + length])
+        at += length
+    if at > len(data) or len(strings) != count:
         raise FormatError("a string tensor is cut off", mend=_MEND)
     return strings
 

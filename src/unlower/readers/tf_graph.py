@@ -22,8 +22,8 @@ __all__ = [
     "Node",
     "TFFunction",
     "Tensor",
-    "origin",
     "frames",
+    "origin",
     "read_graph",
     "read_tensor",
 ]

@@ -113,7 +113,8 @@ class Objects:
             names = node.message(6).strings(1)
             positional = _positional(node.message(6).message(2))
             functions[path] = tuple(
-                dataclasses.replace(traces.get(name) or self.concrete_function(name), positional=positional) for name in names
+                dataclasses.replace(traces.get(name) or self.concrete_function(name), positional=positional)
+                for name in names
             )
         return functions
 

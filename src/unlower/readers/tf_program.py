@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from unlower.errors import FormatError
+from unlower.ir.attributes import Symbol
 from unlower.ir.interface import Input, Interface, Output, Source, Tree
 from unlower.ir.module import Function, Module, Op, Region, Value
-from unlower.ir.attributes import Symbol
 from unlower.ir.types import TensorType, TokenType
 from unlower.readers.elision import Elision
 from unlower.readers.stablehlo_bytecode import is_bytecode, read_bytecode
