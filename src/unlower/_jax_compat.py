@@ -10,11 +10,10 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax._src import ad_util, core, dispatch, effects, source_info_util
+from jax._src import ad_util, core, dispatch, effects, source_info_util, tree_util
 from jax._src import api as _api
 from jax._src import compiler as _compiler
 from jax._src import literals as _literals
-from jax._src import tree_util
 from jax._src.export import _export
 from jax._src.interpreters import mlir
 from jax._src.lax import lax as _lax
@@ -433,6 +432,9 @@ def node_builder(treedef: Any) -> Callable[[Sequence[Any]], Any]:
 
 
 def kept_arguments(lowered: Any) -> tuple[int, ...] | None:
-    """Returns the flat arguments that a lowered function kept, or None where it does not say. No public name in 0.10 to 0.12."""
+    """Returns the flat arguments that a lowered function kept, or None where it does not say.
+
+    No public name in jax 0.10 to 0.12.
+    """
     kept = getattr(getattr(lowered, "_lowering", None), "compile_args", {}).get("kept_var_idx")
     return None if kept is None else tuple(sorted(kept))

@@ -9,7 +9,7 @@ import dataclasses
 import difflib
 import itertools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -33,22 +33,17 @@ class Weights:
 
     Args:
       interface: of the module.
-      avals: shape and dtype of every flat input.
-      typeof: shape and dtype of an array.
+      types: shape and dtype of each weight, by name.
     """
 
-    def __init__(self, interface: Interface, avals: Sequence[Any], typeof: Callable[[Any], Any]):
-        self._avals: dict[str, Any] = {}
-        for record, aval in zip(interface.inputs, avals, strict=True):
-            if record.role == "parameter":
-                self._avals[str(record.parameter)] = aval
+    def __init__(self, interface: Interface, types: Mapping[str, Any]):
+        self._types = types
         self._arrays = interface.parameters
-        self._typeof = typeof
         self._on_device: dict[str, Any] = {}
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Every weight by name, in the module's order."""
-        return {name: np.asarray(self._arrays[name]) for name in self._avals}
+        return {name: np.asarray(self._arrays[name]) for name in self._types}
 
     def choose(self, chosen: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the array for each weight: the caller's, or else the file's.
@@ -57,9 +52,9 @@ class Weights:
           SignatureError: a name that is none of the weights', or an array of another shape or dtype.
         """
         for name in chosen:
-            if name not in self._avals:
-                near = difflib.get_close_matches(str(name), list(self._avals), 3)
-                listed = ", ".join(map(repr, near or list(self._avals)[:8]))
+            if name not in self._types:
+                near = difflib.get_close_matches(str(name), list(self._types), 3)
+                listed = ", ".join(map(repr, near or list(self._types)[:8]))
                 raise SignatureError(
                     f"the program has no parameter {name!r}",
                     mend=f"it has {listed}"
@@ -67,19 +62,19 @@ class Weights:
                     else "it has none; program.lift_constants() makes some of constants",
                 )
         return {
-            name: self._checked(name, chosen[name]) if name in chosen else self._default(name) for name in self._avals
+            name: self._checked(name, chosen[name]) if name in chosen else self._default(name) for name in self._types
         }
 
     def _checked(self, name: str, array: Any) -> Any:
-        wanted = self._avals[name]
+        wanted = self._types[name]
         if isinstance(array, bool | int | float | complex):
             array = np.asarray(array, wanted.dtype)
-        found = self._typeof(array)
-        if found.dtype != wanted.dtype or tuple(found.shape) != tuple(wanted.shape):
+        given = array if isinstance(array, np.ndarray | np.generic) else jax.typeof(array)
+        if given.dtype != wanted.dtype or tuple(given.shape) != tuple(wanted.shape):
             raise SignatureError(
-                f"the parameter {name!r} is {found.dtype.name}{list(found.shape)}, "
+                f"the parameter {name!r} is {given.dtype.name}{list(given.shape)}, "
                 f"not {wanted.dtype.name}{list(wanted.shape)}",
-                mend="pass an array of the shape and dtype in program.parameters",
+                mend="pass an array of the shape and dtype that it has in program.parameters",
             )
         return array
 

@@ -9,10 +9,22 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from unlower.ir.key_path import AttributeKey, IndexKey, ItemKey, KeyPath
+from unlower.ir.key_path import AttributeKey, IndexKey, ItemKey, KeyPath, format_key_path
 from unlower.ir.module import Module
 
-__all__ = ["LEAF", "NONE", "ExportRecord", "Input", "Interface", "Output", "Role", "Source", "Tree", "call_tree"]
+__all__ = [
+    "LEAF",
+    "NONE",
+    "ExportRecord",
+    "Input",
+    "Interface",
+    "Output",
+    "Role",
+    "Source",
+    "Tree",
+    "call_path",
+    "call_tree",
+]
 
 Kind = Literal["leaf", "none", "tuple", "list", "dict", "custom"]
 
@@ -94,6 +106,16 @@ def call_tree(*arguments: Tree, **keywords: Tree) -> Tree:
     """The tree of a call, `(args, kwargs)`: what `Interface.arguments` is."""
     names = tuple(sorted(keywords))
     return Tree("tuple", (), (Tree("tuple", (), arguments), Tree("dict", names, tuple(keywords[n] for n in names))))
+
+
+def call_path(path: KeyPath, names: Sequence[str | None]) -> str:
+    """Spells the path of a leaf in the tree `(args, kwargs)`: `params['w']`, or `args[0]['w']` without the name."""
+    which, key, *rest = path
+    assert isinstance(key, ItemKey)
+    root = str(key.key)
+    if which == ItemKey(0):
+        root = (names[key.key] if key.key < len(names) else None) or f"args[{key.key}]"
+    return f"{root}{format_key_path(tuple(rest))}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,6 +204,8 @@ class Interface:
       results: the tree of the original result, or None.
       parameters: the weights that the file brings, by name; arrays, or any mapping that makes them when asked.
       platforms: the platforms that the module was lowered for, in the order of its platform index.
+      platform: the one that loading chose, or None where there is no choice.
+      fixed: the inputs that the file's module has and the loaded one lacks, position in the file's module -> value.
       export: the record of the jax.export file, or None.
       notes: what the caller should know, one sentence each.
     """
@@ -195,6 +219,8 @@ class Interface:
     results: Tree | None = None
     parameters: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     platforms: tuple[str, ...] = ()
+    platform: str | None = None
+    fixed: Mapping[int, Any] = dataclasses.field(default_factory=dict)
     export: ExportRecord | None = None
     notes: tuple[str, ...] = ()
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from unlower.errors import FormatError
 from unlower.ir.dimensions import parse_dimension
-from unlower.ir.interface import ExportRecord, Input, Interface, Output, Tree
+from unlower.ir.interface import ExportRecord, Input, Interface, Output, Tree, call_path
 from unlower.ir.key_path import AttributeKey, ItemKey, KeyPath, format_key_path, parse_key_path
 from unlower.ir.module import Module, Value
 from unlower.ir.types import TensorType
@@ -108,17 +108,6 @@ def interface_from_exported(module: Module, exported: Exported) -> Interface:
         export=exported.record,
         notes=exported.notes,
     )
-
-
-def call_path(path: KeyPath, roots: Sequence[str | None]) -> str:
-    """Spells the path of a leaf in the tree `(args, kwargs)`: `params['w']`, or `args[0]['w']` without the name."""
-    (which, key, *rest) = path
-    if which == ItemKey(1):
-        root = str(key.key) if isinstance(key, ItemKey) else str(key)
-    else:
-        position = key.key if isinstance(key, ItemKey) else 0
-        root = roots[position] if position < len(roots) and roots[position] else f"args[{position}]"
-    return f"{root}{format_key_path(tuple(rest))}"
 
 
 def _outputs(module: Module, exported: Exported) -> tuple[Output, ...]:

@@ -1,9 +1,9 @@
 """jax.export files -> module and interface, of every JAX since 0.4.30, whatever their age.
 
 `Exported.serialize()` writes one FlatBuffer without a file identifier. Its schema is `jax/_src/export/serialization.fbs`; the
-numbers here are the positions of the fields in its tables. Fields came with time and some went; what a file does not have is read
-from where older or newer ones keep it. No version is refused by its number: `serialization_version` was 2 or 3 in every file
-before July 2026.
+numbers here are the positions of the fields in its tables. Fields came with time and some went; what a file does not have is
+read from where older or newer ones keep it. No version is refused by its number: `serialization_version` was 2 or 3 in every
+file before July 2026.
 """
 
 import json
@@ -34,11 +34,14 @@ _ARRAY = 0
 _HLO_SHARDING, _NAMED = 1, 2
 _MESH, _SPEC, _MEMORY, _MESH_ID = range(4)
 
-_DTYPES = (
-    "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 complex64 complex128 bfloat16 int4 uint4"
-    " float8_e4m3b11fnuz float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float0 float8_e4m3 float8_e3m4"
-    " float8_e8m0fnu float4_e2m1fn key<fry> key<rbg> key<urbg>"
-).split()
+_INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+_FLOATS = ("float16", "float32", "float64", "complex64", "complex128", "bfloat16")
+_SMALL = (
+    *("int4", "uint4", "float8_e4m3b11fnuz", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"),
+    *("float0", "float8_e4m3", "float8_e3m4", "float8_e8m0fnu", "float4_e2m1fn"),
+)
+_DTYPES = ("bool", *_INTEGERS, *_FLOATS, *_SMALL, "key<fry>", "key<rbg>", "key<urbg>")
+"""The dtypes in the order of the schema's enumeration."""
 
 _MOST_NESTED = 200
 _MOST_PULLBACKS = 16

@@ -22,6 +22,7 @@ __all__ = ["XLA", "Entry", "read_entry"]
 XLA = "XlaCallModule"
 """The TensorFlow operation that holds an XLA program; `tensorflow/compiler/tf2xla/ops/xla_ops.cc`."""
 
+_CALL_TF = "tf.call_tf_function"
 _MEND = "copy the folder again, or save the model again; it is cut off or changed"
 
 
@@ -127,10 +128,20 @@ class _Reader:
             argument_names=entry.argument_names,
             results=results,
             parameters=self._parameters,
-            platforms=next((call.platforms for call in self._calls.values() if len(call.platforms) > 1), ()),
+            platforms=self._platforms(),
             notes=tuple(self._notes),
         )
         return Source(module, interface)
+
+    def _platforms(self) -> tuple[str, ...]:
+        """The platforms that every program was lowered for; they share one platform index."""
+        found = {call.platforms for call in self._calls.values() if len(call.platforms) > 1}
+        if len(found) > 1:
+            raise FormatError(
+                f"{self._entry.label} joins programs of different platforms: {' and '.join(map(str, sorted(found)))}",
+                mend="load one of them alone, module=...",
+            )
+        return found.pop() if found else ()
 
     # --- the walk
 
@@ -154,6 +165,7 @@ class _Reader:
             raise FormatError(f"{tensor} holds no program", mend=_MEND)
         data = bytes(node.attributes["module"].view(2))
         module = (read_bytecode if is_bytecode(data) else read_stablehlo_text)(data, self._elision)
+        module = _with_function_names(module, node)
         platforms = tuple(name.lower() for name in _listed(node, "platforms"))
         inputs = tuple(origin(frame, name) for name in node.inputs)
         call = _Call(tensor, module, platforms, inputs, self._roles(tensor, module, platforms, len(inputs)))
@@ -256,7 +268,7 @@ class _Reader:
             prefix = f"module_{len(functions)}."
             body = call.module.main.body
             operands = [
-                argument((role.role, i, prefix), like.type, role)
+                argument((role.role, role.name) if role.name else (role.role, i, prefix), like.type, role)
                 if isinstance(role, Input)
                 else value(call.inputs[role], like)
                 for i, (role, like) in enumerate(zip(call.roles, body.arguments, strict=True))
@@ -402,6 +414,36 @@ def _with_dimensions(inputs: tuple[Input, ...], call: _Call) -> tuple[Input, ...
         named = [f"_{place}_{i}" if size is None else size for i, size in enumerate(sizes)]
         found[place] = dataclasses.replace(found[place], shape=tuple(named))
     return tuple(found)
+
+
+def _with_function_names(module: Module, node: Node) -> Module:
+    """Puts the names of the TensorFlow functions that a program calls into the targets of its custom calls.
+
+    The program has only their numbers in the node's `function_list`. So an error names the function, and a rule can be given
+    for it: `rules=unlower.op_rules | {"tf.call_tf_function:NAME": ...}`.
+    """
+    if "function_list" not in node.attributes:
+        return module
+    names = [function.string(1) for function in node.attributes["function_list"].message(1).messages(9)]
+
+    def region(old: Region) -> Region:
+        return Region(old.arguments, tuple(map(op, old.ops)), old.results)
+
+    def op(old: Op) -> Op:
+        attributes = dict(old.attributes)
+        if old.name == "stablehlo.custom_call" and attributes.get("call_target_name") == _CALL_TF:
+            config = dict(attributes.pop("tf.backend_config", {}))
+            index = int(config.pop("called_index", -1))
+            if 0 <= index < len(names):
+                attributes["call_target_name"] = f"{_CALL_TF}:{names[index]}"
+            if any(config.values()):
+                attributes["tf.backend_config"] = config
+        return dataclasses.replace(old, attributes=attributes, regions=tuple(map(region, old.regions)))
+
+    if not names:
+        return module
+    functions = {name: dataclasses.replace(f, body=region(f.body)) for name, f in module.functions.items()}
+    return dataclasses.replace(module, functions=functions)
 
 
 def _renamed(module: Module, prefix: str) -> dict[str, Function]:
