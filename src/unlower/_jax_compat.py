@@ -5,15 +5,16 @@ Supported: jax 0.10.2 to 0.12. Each shim states its versions and when it can go.
 
 import contextlib
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax._src import ad_util, core, dispatch, effects, source_info_util
+from jax._src import ad_util, core, dispatch, effects, source_info_util, tree_util
 from jax._src import api as _api
 from jax._src import compiler as _compiler
 from jax._src import literals as _literals
+from jax._src.export import _export
 from jax._src.interpreters import mlir
 from jax._src.lax import lax as _lax
 from jax._src.lax import linalg as _linalg
@@ -424,3 +425,37 @@ def is_dictionary_attribute(text: str) -> bool:
             return isinstance(mlir_ir.Attribute.parse(text), mlir_ir.DictAttr)
         except (mlir_ir.MLIRError, ValueError, RuntimeError):
             return False
+
+
+# --- signature: trees, and what JAX knows of exported and lowered functions
+
+
+def registered_node(name: str, data: bytes) -> Callable[[Sequence[Any]], Any] | None:
+    """Returns what builds a node of the class registered with jax.export under `name`, or None.
+
+    `data` is what the class's own `serialize_auxdata` wrote, and is read by its `deserialize_auxdata` only when a node is
+    built. The same in jax 0.10 to 0.12; no public way to the registry.
+    """
+    found = _export.deserialization_registry.get(name)
+    if found is None:
+        return None
+    _, deserialize, from_children = found
+    return lambda children: from_children(deserialize(data), list(children))
+
+
+def node_builder(treedef: Any) -> Callable[[Sequence[Any]], Any]:
+    """Returns what builds the top node of a tree structure from its children. The same in jaxlib 0.10 to 0.12."""
+    leaf = jax.tree_util.tree_structure(0)
+    top = jax.tree_util.PyTreeDef.make_from_node_data_and_children(
+        tree_util.default_registry, treedef.node_data(), [leaf] * len(treedef.children())
+    )
+    return top.unflatten
+
+
+def kept_arguments(lowered: Any) -> tuple[int, ...] | None:
+    """Returns the flat arguments that a lowered function kept, or None where it does not say.
+
+    No public name in jax 0.10 to 0.12.
+    """
+    kept = getattr(getattr(lowered, "_lowering", None), "compile_args", {}).get("kept_var_idx")
+    return None if kept is None else tuple(sorted(kept))

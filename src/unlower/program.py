@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import gc
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -10,19 +11,33 @@ import jax
 import numpy as np
 
 from unlower._jax_compat import INLINED, Tracer, jit_equation_params, jit_p
+from unlower.binding import Binder, build
 from unlower.errors import SignatureError
 from unlower.evaluate import check_supported, evaluate_directly, is_static, splice
 from unlower.ir.check import check
+from unlower.ir.dimensions import Equation, parse_dimension, solve_dimensions
+from unlower.ir.interface import Input, Interface, Output, Source
 from unlower.ir.module import Module, Value
 from unlower.ir.types import TensorType
 from unlower.ops import op_rules
+from unlower.parameters import Weights, lift
+from unlower.platforms import choose_platform
 from unlower.raising.loop_order import order_loops
 from unlower.raising.normalize import normalize
-from unlower.readers.detect import read
+from unlower.raising.slice_sizes import size_slices
+from unlower.readers.detect import read_source
 from unlower.readers.isolation import Isolation
 from unlower.readers.limits import DEFAULT_LIMITS, Limits
+from unlower.report import Signature
+from unlower.signature import signature_of
 
 __all__ = ["Program", "load", "spell_aval"]
+
+_KEYS = {"key<fry>": "threefry2x32", "key<rbg>": "rbg", "key<urbg>": "unsafe_rbg"}
+"""The dtype of a PRNG key -> the name of its implementation."""
+
+_MOST_SHOWN = 12
+"""How many types an error message lists."""
 
 
 def load(
@@ -30,6 +45,9 @@ def load(
     *,
     rules: Mapping[str, Callable[..., Any]] | None = None,
     elided: str | Mapping[str, Any] | None = None,
+    signature: str | None = None,
+    module: str | None = None,
+    platform: str | int | None = None,
     limits: Limits = DEFAULT_LIMITS,
     isolate: bool | Isolation = False,
 ) -> "Program":
@@ -38,11 +56,16 @@ def load(
     Args:
       source: a path, the bytes or the text of a module, or a live object. Read today, by content and never by name:
         HloModuleProto, HloProto, HloSnapshot and HloUnoptimizedSnapshot (gzipped or not), HLO text, StableHLO text, MLIR
-        bytecode, StableHLO portable artifacts, `jax.stages.Lowered`, `jax.export.Exported`, an MLIR module.
+        bytecode, StableHLO portable artifacts, jax.export files, `jax.stages.Lowered`, `jax.export.Exported`, an MLIR module.
       rules: the rules to use instead of `unlower.op_rules`; derive them, `unlower.op_rules | {"stablehlo.foo": f}`. A custom
         call's rule is filed under its target name.
       elided: what stands for constants whose values the file left out: None refuses them, `"zeros"` puts zeros, a mapping
         gives an array for each name.
+      signature: which signature or function of a SavedModel or bundle, where there are several: `"serving_default"`.
+      module: which module of an XLA dump folder, or which XLA program inside a SavedModel; `unlower inspect` lists them.
+      platform: of a program that was lowered for several platforms, the one whose branches to take: a name of its own
+        (`"gpu"` is whichever of CUDA and ROCm it has), or a number. None takes that of JAX's default backend, or else the
+        first.
       limits: how much the program may ask for: bytes, operations, constants, nesting; each has a default.
       isolate: whether XLA's and MLIR's own code reads the file in a process of its own, which a hostile file may end; an
         `Isolation` says what that process may take.
@@ -53,6 +76,7 @@ def load(
     Raises:
       FormatError: the source is damaged, elided, or no XLA program.
       InvalidModuleError: the program is ill-formed.
+      SignatureError: the program has no such platform.
       UnsupportedOpError: operations without a rule, all of them listed, before anything runs.
 
     Example:
@@ -64,10 +88,14 @@ def load(
     table = op_rules if rules is None else rules
     # Loading makes many small objects and no garbage: the collector would only walk them again and again.
     with _collector_paused():
-        module = order_loops(normalize(read(source, elided=elided, limits=limits, isolate=isolate)))
-        check(module)
-        check_supported(module, table)
-        return Program(module, table)
+        found, interface = read_source(
+            source, elided=elided, signature=signature, module=module, limits=limits, isolate=isolate
+        )
+        found, interface = choose_platform(Source(normalize(found), interface), platform)
+        found = size_slices(order_loops(found))
+        check(found)
+        check_supported(found, table)
+        return Program(found, table, interface)
 
 
 @contextlib.contextmanager
@@ -86,33 +114,44 @@ class Program:
 
     Attributes:
       module: the program in `unlower.ir`.
-      in_avals: shape and dtype of each flat argument, in the module's order.
-      out_avals: shape and dtype of each flat result.
+      interface: what its flat inputs and outputs mean: trees, names, parameters, platforms.
+      in_avals: shape and dtype of each array that `flat` takes, in the module's order; symbolic sizes are the file's.
+      out_avals: shape and dtype of each array that `flat` returns.
     """
 
-    def __init__(self, module: Module, rules: Mapping[str, Callable[..., Any]]):
+    def __init__(self, module: Module, rules: Mapping[str, Callable[..., Any]], interface: Interface):
         self.module = module
+        self.interface = interface
         self._rules = rules
-        self._static = is_static(module)
-        body = module.main.body
-        scope = jax.export.SymbolicScope()
-        self.in_avals = _structs(body.arguments, "arg", scope)
-        self.out_avals = _structs(body.results, "out", scope)
         self.__name__ = self.__qualname__ = module.name
+        body = module.main.body
+        inputs = interface.inputs
+        self._dimensions = [i for i, x in enumerate(inputs) if x.role == "dimension"]
+        self._equations = [(x.name, x.shape) for x in inputs if x.role == "argument" and x.shape is not None]
+        known = {
+            v for _, shape in self._equations for n in shape if isinstance(n, str) for v in parse_dimension(n).variables
+        }
+        self._solved = bool(self._dimensions) and all(inputs[i].name in known for i in self._dimensions)
+        given = ("argument",) if self._solved else ("argument", "dimension")
+        self._given = [i for i, x in enumerate(inputs) if x.role in given]
+        self._returned = [i for i, x in enumerate(interface.outputs) if x.role != "token"]
+        scope = jax.export.SymbolicScope()
+        self.in_avals = _structs(body.arguments, inputs, self._given, "arg", scope)
+        self.out_avals = _structs(body.results, interface.outputs, self._returned, "out", scope)
+        weights = {str(x.parameter): _tensor(body.arguments[i]) for i, x in enumerate(inputs) if x.role == "parameter"}
+        self._weights = Weights(interface, weights)
+        self._static = is_static(module) and not self._dimensions
         if self._static:
             self._jaxpr = splice(module, rules)
-            self._params = jit_equation_params(self._jaxpr, len(self.in_avals), len(self.out_avals), module.name)
+            params = jit_equation_params(self._jaxpr, len(body.arguments), len(body.results), module.name)
             # Lowered in place, a program that is all there is to a jit compiles to what the original compiled to.
-            bind: Callable[..., Any] = functools.partial(jit_p.bind, **self._params | {"inline": INLINED})
+            self._bind: Callable[..., Any] = functools.partial(jit_p.bind, **params | {"inline": INLINED})
         else:
-
-            def run(*arguments: Any) -> tuple[Any, ...]:
-                return evaluate_directly(module, rules, arguments)
-
-            run.__name__ = run.__qualname__ = module.name
-            bind = run
-        self._bind = bind
-        self._compiled = jax.jit(lambda *arguments: bind(*arguments))
+            self._bind = self._evaluate
+        self._compiled = jax.jit(
+            lambda *inputs: self._bind(*inputs), static_argnums=() if self._solved else tuple(self._dimensions)
+        )
+        self._binder = None if interface.arguments is None else Binder(interface, self._fits)
 
     @property
     def jaxpr(self) -> Any:
@@ -124,10 +163,94 @@ class Program:
             )
         return self._jaxpr
 
-    def __call__(self, *arrays: Any) -> Any:
-        """Runs the program on its arrays; returns an array, or a tuple of them unless there is exactly one."""
-        results = self.flat(*arrays)
-        return results[0] if len(results) == 1 else results
+    @functools.cached_property
+    def signature(self) -> Signature:
+        """How the program is called: arguments and results, by name and type, platforms, notes; made to be printed."""
+        return signature_of(self.module, self.interface)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the program on the arguments of the original call, as far as the file tells what that was.
+
+        `print(program.signature)` shows them. Arguments are found by their key paths, so a dict may stand for an object of
+        the original, and what the module does not use may be there or not. Results come back in the tree of the original;
+        objects of classes that this process does not know are dicts or lists. Where the file tells nothing, this takes the
+        arrays of `flat`, and returns an array, or a tuple of them unless there is exactly one.
+
+        Raises:
+          SignatureError: an argument is missing, misplaced or of the wrong type; the message has its path.
+        """
+        return self._call(args, kwargs, {})
+
+    @property
+    def parameters(self) -> dict[str, np.ndarray]:
+        """The weights that the file or folder brings, by name; empty where it takes them as arguments or bakes them in.
+
+        Calls use them by default, `apply` uses others. `lift_constants` makes parameters of what is baked in.
+        """
+        return self._weights.arrays()
+
+    def apply(self, parameters: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """Runs the program with other weights: the functional form, for training.
+
+        Args:
+          parameters: arrays by name, of the shapes and dtypes in `self.parameters`; those that are left out keep the file's
+            values, so a part of a model can be trained alone.
+          *args: as of a call.
+          **kwargs: as of a call.
+
+        Raises:
+          SignatureError: a name or an array that does not fit, or as of a call.
+
+        Example:
+          >>> import jax, jax.numpy as jnp, numpy as np, unlower
+          >>> frozen = unlower.load(jax.jit(lambda x: x @ np.arange(20.0, dtype="f4")).lower(jnp.ones(20)))
+          >>> program = frozen.lift_constants()
+          >>> (name,) = program.parameters
+          >>> loss = lambda parameters, x: program.apply(parameters, x)
+          >>> jax.grad(loss)(program.parameters, jnp.ones(20))[name].shape
+          (20,)
+        """
+        return self._call(args, kwargs, parameters)
+
+    def lift_constants(self, *, min_elements: int = 17, match: Any = None) -> "Program":
+        """Makes parameters of the weights that are baked into the program, so that it can be fine-tuned.
+
+        Weights are float constants whose elements are not all the same; integers never are. Constants with the same bytes
+        become one parameter. They are named by the scope and operand of what first uses them (`encoder/dot_general.rhs`).
+
+        Args:
+          min_elements: the number of elements from which on a constant is a weight.
+          match: where to take names from: a mapping from name to array, a pytree of arrays, or the path of a safetensors or
+            `.npz` file. A constant that has the bytes of an array there gets its name, however small it is, and becomes a
+            parameter of its shape; so does one that equals exactly one transpose of exactly one array.
+
+        Returns:
+          a new program, which gives the same results; its `parameters` hold what was lifted, beside those of this one.
+
+        Raises:
+          FormatError: a damaged checkpoint.
+        """
+        lifted = lift(self.module, self.interface, min_elements=min_elements, match=match)
+        return self if lifted.module is self.module else Program(lifted.module, self._rules, lifted.interface)
+
+    def _call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], parameters: Mapping[str, Any]) -> Any:
+        if self._binder is None:
+            if kwargs:
+                raise SignatureError(
+                    f"the file does not say what its arguments are called, so there is no {', '.join(kwargs)}",
+                    mend="pass the arrays by position, in the module's order",
+                )
+            arrays: Sequence[Any] = args
+        else:
+            found = self._binder(args, kwargs)
+            arrays = [self._leaf(found, i) for i in self._given]
+        results = self._run(arrays, parameters)
+        outputs = [self.interface.outputs[i] for i in self._returned]
+        results = [_as_seen(result, output.dtype) for result, output in zip(results, outputs, strict=True)]
+        if self.interface.results is None:
+            return results[0] if len(results) == 1 else tuple(results)
+        by_leaf = {output.leaf: result for output, result in zip(outputs, results, strict=True)}
+        return build(self.interface.results, [by_leaf[leaf] for leaf in range(len(by_leaf))])
 
     def flat(self, *arrays: Any) -> tuple[Any, ...]:
         """Runs the program on arrays in the module's flat order, and returns a tuple in the module's flat order.
@@ -138,40 +261,149 @@ class Program:
         Raises:
           SignatureError: the number, a shape or a dtype differs; the message has the expected and the given signature.
         """
-        arguments = self._arguments(arrays)
-        if any(isinstance(argument, Tracer) for argument in arguments):
+        return self._run(arrays, {})
+
+    def _run(self, arrays: Sequence[Any], parameters: Mapping[str, Any]) -> tuple[Any, ...]:
+        inputs = self._fill(self._checked(arrays), parameters)
+        if any(isinstance(argument, Tracer) for argument in inputs):
             # Equations are staged here, a program's worth of small objects and no garbage.
             with _collector_paused():
-                return tuple(self._bind(*arguments))
-        # Without this JAX would narrow the program's 64-bit arguments on their way in.
-        with jax.enable_x64(True):
-            return tuple(self._compiled(*arguments))
+                results = self._bind(*inputs)
+        else:
+            # Without this JAX would narrow the program's 64-bit arguments on their way in.
+            with jax.enable_x64(True):
+                results = self._compiled(*inputs)
+        return tuple([results[i] for i in self._returned])
 
-    def _arguments(self, arrays: Sequence[Any]) -> list[Any]:
+    # --- the module's inputs
+
+    def _fill(self, arrays: Sequence[Any], parameters: Mapping[str, Any]) -> list[Any]:
+        """Puts beside the caller's arrays what else the module takes; dimensions that are solved come later.
+
+        Args:
+          arrays: one for each of `in_avals`.
+          parameters: weights to use instead of the file's, by name.
+        """
+        inputs: list[Any] = [None] * len(self.interface.inputs)
+        for i, array in zip(self._given, arrays, strict=True):
+            inputs[i] = array
+        weights = self._weights.choose(parameters)
+        for i, declared in enumerate(self.interface.inputs):
+            if declared.role == "parameter":
+                inputs[i] = weights[str(declared.parameter)]
+            elif declared.role == "token":
+                inputs[i] = np.zeros((0,), bool)
+        return inputs
+
+    def original_inputs(self, arrays: Sequence[Any]) -> list[Any]:
+        """Returns what the module in the file takes for the arrays that `flat` takes: the platform index too, for one."""
+        inputs = self._with_dimensions(self._fill(self._checked(arrays), {}))
+        for position, value in sorted(self.interface.fixed.items()):
+            inputs.insert(position, value)
+        return inputs
+
+    def _evaluate(self, *inputs: Any) -> tuple[Any, ...]:
+        """Runs a program with unknown sizes; every input has a shape by now."""
+        return evaluate_directly(self.module, self._rules, self._with_dimensions(inputs))
+
+    def _with_dimensions(self, inputs: Sequence[Any]) -> list[Any]:
+        filled = list(inputs)
+        if self._solved:
+            names = [str(self.interface.inputs[i].name) for i in self._dimensions]
+            sizes = solve_dimensions(names, self._size_equations(inputs))
+            for i, name in zip(self._dimensions, names, strict=True):
+                filled[i] = sizes[name]
+        for i in self._dimensions:
+            filled[i] = np.asarray(filled[i], _tensor(self.module.main.body.arguments[i]).dtype)
+        return filled
+
+    def _size_equations(self, inputs: Sequence[Any]) -> list[Equation]:
+        equations: list[Equation] = []
+        for declared, array in zip(self.interface.inputs, inputs, strict=True):
+            if declared.role != "argument":
+                continue
+            for axis, size in enumerate(declared.shape or ()):
+                if isinstance(size, str):
+                    place = f"size {axis} of {declared.name}"
+                    equations.append(Equation(parse_dimension(size), np.shape(array)[axis], place))
+        return equations
+
+    # --- checking what the caller gave
+
+    def _leaf(self, found: Mapping[int, Any], position: int) -> Any:
+        declared = self.interface.inputs[position]
+        if declared.leaf is None or declared.leaf not in found:
+            raise SignatureError(
+                f"the program also takes {declared.name or f'input {position}'}, which is no part of its call",
+                mend="use program.flat",
+            )
+        return found[declared.leaf]
+
+    def _fits(self, leaf: int, array: Any) -> bool:
+        """Whether an array has the type of a leaf of the arguments."""
+        for number, position in enumerate(self._given):
+            if self.interface.inputs[position].leaf == leaf:
+                return self._misfit(number, array) is None
+        return True
+
+    def _checked(self, arrays: Sequence[Any]) -> list[Any]:
         if len(arrays) != len(self.in_avals):
             raise self._mismatch(f"the program takes {len(self.in_avals)} arrays, not {len(arrays)}", arrays)
-        arguments = []
-        for position, (array, wanted) in enumerate(zip(arrays, self.in_avals, strict=True)):
-            if isinstance(array, bool | int | float | complex):
+        checked: list[Any] = []
+        for number, array in enumerate(arrays):
+            problem = self._misfit(number, array)
+            if problem is not None:
+                raise self._mismatch(problem, arrays)
+            declared, wanted = self.interface.inputs[self._given[number]], self.in_avals[number]
+            if declared.role == "dimension":
+                array = operator.index(array)
+            elif isinstance(array, bool | int | float | complex):
                 array = np.asarray(array, wanted.dtype)
+            elif _is_key(array):
+                array = jax.random.key_data(array)
+            elif array.dtype == jax.dtypes.float0:
+                array = np.zeros(array.shape, bool)
+            checked.append(array)
+        return checked
+
+    def _misfit(self, number: int, array: Any) -> str | None:
+        """Says what is wrong with the array for one of `in_avals`, or None."""
+        declared, wanted = self.interface.inputs[self._given[number]], self.in_avals[number]
+        name = declared.name or f"argument {number}"
+        if declared.role == "dimension":
+            try:
+                operator.index(array)
+            except TypeError:
+                return f"{name} is a size, and must be a number that is known while tracing"
+            return None
+        if isinstance(array, bool | int | float | complex):
+            return None if not wanted.shape else f"{name} is a number, not {spell_aval(wanted)}"
+        try:
             given = _typeof(array)
-            same = given.dtype == wanted.dtype and len(given.shape) == len(wanted.shape)
-            if not same or any(isinstance(w, int) and g != w for g, w in zip(given.shape, wanted.shape, strict=True)):
-                raise self._mismatch(f"argument {position} is {spell_aval(given)}, not {spell_aval(wanted)}", arrays)
-            arguments.append(array)
-        return arguments
+        except TypeError:
+            return f"{name} is of the class {type(array).__name__}, which is no array"
+        dtype, shape = given.dtype, tuple(wanted.shape)
+        if declared.dtype in _KEYS and _is_key(array):
+            dtype, shape = wanted.dtype, shape[: len(given.shape)]
+            if str(given.dtype) != declared.dtype:
+                return f"{name} is {given.dtype}, not {declared.dtype}"
+        elif declared.dtype == "float0" and given.dtype == jax.dtypes.float0:
+            dtype = wanted.dtype
+        same = dtype == wanted.dtype and len(given.shape) == len(shape)
+        if same and all(g == w for g, w in zip(given.shape, shape, strict=True) if isinstance(w, int)):
+            return None
+        return f"{name} is {spell_aval(given)}, not {spell_aval(wanted)}"
 
     def _mismatch(self, what: str, arrays: Sequence[Any]) -> SignatureError:
         narrowed = {"float32": "float64", "int32": "int64", "uint32": "uint64", "complex64": "complex128"}
         wide = any(
-            narrowed.get(_typeof(array).dtype.name) == aval.dtype.name
+            hasattr(array, "dtype") and narrowed.get(array.dtype.name) == aval.dtype.name
             for array, aval in zip(arrays, self.in_avals, strict=False)
         )
-        given = ", ".join(spell_aval(_typeof(a)) for a in arrays)
-        expected = ", ".join(map(spell_aval, self.in_avals))
         mend = "pass arrays of the expected shapes and dtypes"
         if wide and not jax.config.read("jax_enable_x64"):
             mend = "the program computes in 64 bits: jax.config.update('jax_enable_x64', True)"
+        expected, given = _listed(self.in_avals), _listed(arrays)
         return SignatureError(f"{what}\n  expected: ({expected})\n  given:    ({given})", mend=mend)
 
     def __repr__(self) -> str:
@@ -185,20 +417,49 @@ def _typeof(array: Any) -> Any:
     return array if isinstance(array, np.ndarray | np.generic) else jax.typeof(array)
 
 
+def _is_key(array: Any) -> bool:
+    return hasattr(array, "dtype") and jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key)
+
+
+def _as_seen(array: Any, dtype: str | None) -> Any:
+    """A result as the original's caller saw it: a PRNG key, or the tangent of an integer."""
+    if dtype in _KEYS:
+        return jax.random.wrap_key_data(array, impl=_KEYS[dtype])
+    return array if dtype is None else np.zeros(np.shape(array), jax.dtypes.float0)
+
+
 def spell_aval(aval: Any) -> str:
     """Spells shape and dtype, e.g. `float32[2,3]`."""
-    return f"{aval.dtype.name}[{','.join(map(str, aval.shape))}]"
+    return f"{aval.dtype.name}[{','.join(str(size).replace(' ', '') for size in aval.shape)}]"
 
 
-def _structs(values: Sequence[Value], prefix: str, scope: Any) -> tuple[jax.ShapeDtypeStruct, ...]:
+def _listed(arrays: Sequence[Any]) -> str:
+    spelled = [spell_aval(a) if hasattr(a, "dtype") else type(a).__name__ for a in arrays[:_MOST_SHOWN]]
+    return ", ".join(spelled + [f"and {len(arrays) - _MOST_SHOWN} more"] * (len(arrays) > _MOST_SHOWN))
+
+
+def _tensor(value: Value) -> TensorType:
+    assert isinstance(value.type, TensorType)
+    return value.type
+
+
+def _structs(
+    values: Sequence[Value], declared: Sequence[Input | Output], shown: Sequence[int], prefix: str, scope: Any
+) -> tuple[jax.ShapeDtypeStruct, ...]:
     structs = []
-    for position, value in enumerate(values):
-        if not isinstance(value.type, TensorType):
+    for position in shown:
+        type_ = values[position].type
+        if not isinstance(type_, TensorType):
             structs.append(jax.ShapeDtypeStruct((0,), np.dtype(bool)))
             continue
-        sizes = [f"{prefix}{position}_{i}" if n is None else str(n) for i, n in enumerate(value.type.shape)]
-        shape = value.type.shape
+        shape = type_.shape
         if None in shape:
+            # Sizes that the file does not spell get names of their own.
+            spelled = [*(declared[position].shape or ()), *[None] * len(shape)]
+            sizes = [
+                str(n if n is not None else f"{prefix}{position}_{i}" if spelled[i] is None else spelled[i])
+                for i, n in enumerate(shape)
+            ]
             shape = jax.export.symbolic_shape(", ".join(sizes), scope=scope)
-        structs.append(jax.ShapeDtypeStruct(shape, value.type.dtype))
+        structs.append(jax.ShapeDtypeStruct(shape, type_.dtype))
     return tuple(structs)

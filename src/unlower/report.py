@@ -13,6 +13,7 @@ __all__ = [
     "Difference",
     "Inspection",
     "Loop",
+    "Signature",
     "Timings",
     "UnsupportedOp",
     "Verification",
@@ -30,14 +31,66 @@ class Argument:
       type: element type and shape, e.g. `"float32[8,4]"`; a size unknown before the call is `?`.
       bytes: its size, or None where a size is unknown.
       name: what the file calls it, or None.
+      role: `"argument"` or `"result"`; `"unused"` for an argument of the original call that the module does not take;
+        `"parameter"` for a weight that the file brings; `"dimension"`, `"platform_index"` or `"token"`.
+      sharding: how the file says it is laid out over devices, or None.
     """
 
     type: str
     bytes: int | None
     name: str | None = None
+    role: str = "argument"
+    sharding: str | None = None
 
     def __str__(self) -> str:
-        return f"{self.name}: {self.type}" if self.name else self.type
+        text = f"{self.name}: {self.type}" if self.name else self.type
+        text += "" if self.role in ("argument", "result") else f" ({self.role.replace('_', ' ')})"
+        return f"{text}, {self.sharding}" if self.sharding else text
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Signature:
+    """How a program is called, and what it returns.
+
+    Attributes:
+      call: the call of the original, e.g. `"predict(params, x, *, scale)"`; the flat arrays where the file tells nothing.
+      arguments: the arguments, leaf by leaf, in the module's order, and then those that the module does not take.
+      results: the results, leaf by leaf.
+      arguments_tree: the tree of `(args, kwargs)`, leaves drawn as `*`, or None.
+      results_tree: the tree of the result, or None.
+      complete: whether the tree is all of the original's; else unused arguments are missing in it.
+      platform: the platform that loading chose among `platforms`, or None.
+      platforms: what the program was lowered for, as far as the file says.
+      notes: what else a caller should know.
+    """
+
+    call: str
+    arguments: tuple[Argument, ...]
+    results: tuple[Argument, ...]
+    arguments_tree: str | None
+    results_tree: str | None
+    complete: bool
+    platform: str | None
+    platforms: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    def to_json(self) -> str:
+        """Returns the record as a JSON object."""
+        return _to_json(self)
+
+    def __str__(self) -> str:
+        lines = [f"{self.call} -> {self.results_tree or _tuple_of(len(self.results))}"]
+        lines += _listed("arguments", list(map(str, self.arguments)))
+        lines += _listed("results", list(map(str, self.results)))
+        if self.platforms or self.platform:
+            chosen = f"{self.platform} of " if self.platform and len(self.platforms) > 1 else ""
+            lines.append(f"  platforms: {chosen}{', '.join(self.platforms) or self.platform}")
+        lines += [f"  note: {note}" for note in self.notes]
+        return "\n".join(lines)
+
+
+def _tuple_of(count: int) -> str:
+    return "*" if count == 1 else f"({', '.join('*' * count)})"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

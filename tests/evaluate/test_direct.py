@@ -53,8 +53,8 @@ def test_a_loop_over_a_symbolic_size():
 
 def test_the_signature_shows_what_is_open():
     program = unlower.load(exported(lambda x: x * 2, "(b, 3)"))
-    assert [str(n) for n in program.in_avals[0].shape] == ["arg0_0", "3"]
+    assert [str(n) for n in program.in_avals[0].shape] == ["b", "3"]
     with pytest.raises(unlower.SignatureError, match="known only when it is called"):
         program.jaxpr  # noqa: B018
-    with pytest.raises(unlower.SignatureError, match="argument 0 is float32\\[2,4\\]"):
+    with pytest.raises(unlower.SignatureError, match="x is float32\\[2,4\\]"):
         program(np.zeros((2, 4), np.float32))

@@ -163,9 +163,9 @@ def test_what_is_no_program_is_named(kind):
     assert caught.value.mend
 
 
-def test_a_serialized_export_is_told_what_to_do():
+def test_a_damaged_export_is_named():
     data = b"\x20\0\0\0" + bytes(28) + PORTABLE
-    with pytest.raises(FormatError, match=r"jax\.export\.deserialize"):
+    with pytest.raises(FormatError, match=r"a damaged jax\.export file"):
         read(data)
 
 

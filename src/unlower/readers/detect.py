@@ -1,7 +1,7 @@
 """Finds the reader for a source, by content and never by name.
 
 A new format is one line in `FORMATS` (bytes) or `LIVE` (objects); what looks like a program but is none that can be
-read is one line in `FOREIGN`, so that the error says what the file is and what to do with it.
+read is one line in `foreign.FOREIGN`, so that the error says what the file is and what to do with it.
 """
 
 import gzip
@@ -18,106 +18,56 @@ import jax.export
 
 from unlower._jax_compat import mlir_ir as ir
 from unlower.errors import FormatError
+from unlower.ir.interface import ExportRecord, Source
 from unlower.ir.module import Module
 from unlower.readers.elision import Elision
+from unlower.readers.folders import Content, dump_contents, pick_from_dump
+from unlower.readers.foreign import FOREIGN
 from unlower.readers.hlo_proto import is_hlo_proto, read_hlo_proto
 from unlower.readers.hlo_text import is_hlo_text, read_hlo_text
 from unlower.readers.isolation import Isolation
+from unlower.readers.jax_export import is_jax_export, read_jax_export, read_record
 from unlower.readers.limits import DEFAULT_LIMITS, Limits
+from unlower.readers.live import read_exported, read_lowered
 from unlower.readers.mlir_module import module_from_mlir
-from unlower.readers.stablehlo_bytecode import MAGIC, is_bytecode, read_bytecode
+from unlower.readers.names import interface_from_names
+from unlower.readers.stablehlo_bytecode import is_bytecode, read_bytecode
 from unlower.readers.stablehlo_text import is_stablehlo_text, read_stablehlo_text
 from unlower.readers.text import first_token
+from unlower.readers.tf_saved_model import SavedModel, is_saved_model_path, read_saved_model
+from unlower.readers.torch_export import bundle_contents, is_torch_bundle, read_torch_bundle
 
-__all__ = ["FOREIGN", "FORMATS", "LIVE", "Foreign", "Format", "read", "source_bytes"]
+__all__ = ["FORMATS", "LIVE", "Format", "contents", "read", "read_source", "sniff", "source_bytes"]
 
 
 class Format(NamedTuple):
-    """A format that can be read: its name, whether bytes are of it, and how they become a module."""
+    """A format that can be read: its name, whether bytes are of it, and how they become a module.
+
+    A reader that knows of the interface what the module does not say returns it beside the module.
+    """
 
     name: str
     matches: Callable[[bytes], bool]
-    read: Callable[[bytes, Elision], Module]
-
-
-class Foreign(NamedTuple):
-    """What bytes can be besides: its name, whether bytes are of it, and what the caller should do."""
-
-    name: str
-    matches: Callable[[bytes], bool]
-    mend: str
+    read: Callable[[bytes, Elision], Module | Source]
 
 
 FORMATS: list[Format] = [
     Format("MLIR bytecode", is_bytecode, read_bytecode),
+    Format("jax.export file", is_jax_export, read_jax_export),
     Format("HLO text", is_hlo_text, read_hlo_text),
     Format("StableHLO text", is_stablehlo_text, read_stablehlo_text),
     Format("HLO proto", is_hlo_proto, read_hlo_proto),
 ]
 """Tried in order; the first that matches reads."""
 
-LIVE: list[tuple[type, Callable[[Any, Elision], Module]]] = [
-    (jax.stages.Lowered, lambda lowered, elision: module_from_mlir(lowered.compiler_ir("stablehlo"), elision)),
-    (jax.export.Exported, lambda exported, elision: read_bytecode(bytes(exported.mlir_module_serialized), elision)),
+LIVE: list[tuple[type, Callable[[Any, Elision], Module | Source]]] = [
+    (jax.stages.Lowered, read_lowered),
+    (jax.export.Exported, read_exported),
+    (ExportRecord, read_record),
     (ir.Module, module_from_mlir),
 ]
 """Live objects, by class."""
 
-
-def _starts(*magics: bytes, at: int = 0) -> Callable[[bytes], bool]:
-    return lambda data: data[at:].startswith(magics) if at == 0 else data[at : at + 16].startswith(magics)
-
-
-def _is_saved_model(data: bytes) -> bool:
-    # SavedModel: schema version 1, then a MetaGraphDef whose MetaInfoDef comes first.
-    return data.startswith(b"\x08\x01\x12") and b"\n" in data[3:8]
-
-
-FOREIGN: list[Foreign] = [
-    Foreign(
-        "a pickle (a serialized PJRT executable, perhaps)",
-        lambda data: data[:1] == b"\x80" and data[1:2] in b"\x02\x03\x04\x05" and len(data) > 2,
-        "pickles are never loaded, since they can run code; keep the lowered module instead, jax.jit(f).lower(...)",
-    ),
-    Foreign(
-        "a TFLite model",
-        _starts(b"TFL3", at=4),
-        "TFLite is no XLA program; load the model before its conversion to TFLite",
-    ),
-    Foreign(
-        "an IREE module (.vmfb)",
-        _starts(b"IREE", at=4),
-        "it is compiled code; load the StableHLO that was given to IREE",
-    ),
-    Foreign(
-        "a zip archive (a PyTorch .pt2 or checkpoint, or .npz, perhaps)",
-        _starts(b"PK\x03\x04", b"PK\x05\x06"),
-        "export the program to StableHLO, for PyTorch with torchax.export.exported_program_to_stablehlo",
-    ),
-    Foreign(
-        "a TensorFlow SavedModel graph",
-        _is_saved_model,
-        "get the module by tf.function(...).experimental_get_compiler_ir(...)(stage='hlo_serialized')",
-    ),
-    Foreign(
-        "a FlatBuffer of jax.export",
-        lambda data: MAGIC + b"\rStableHLO_v" in data,
-        "pass jax.export.deserialize(data), the Exported itself",
-    ),
-    Foreign("NumPy array data", _starts(b"\x93NUMPY"), "this holds weights, no program"),
-    Foreign("an HDF5 file", _starts(b"\x89HDF\r\n\x1a\n"), "this holds weights, no program"),
-    Foreign(
-        "a safetensors file",
-        lambda data: len(data) > 8 and data[8:9] == b"{" and int.from_bytes(data[:8], "little") < len(data),
-        "this holds weights, no program",
-    ),
-    Foreign(
-        "machine code or LLVM bitcode",
-        _starts(b"\x7fELF", b"BC\xc0\xde", b"\xcf\xfa\xed\xfe", b"MZ"),
-        "it is compiled already; load the module it was compiled from",
-    ),
-]
-"""What is no program, tried in order after `FORMATS`."""
 
 _DAMAGED = "the file is damaged or was made to do this; write it again"
 _PIECE = 1 << 20
@@ -125,20 +75,24 @@ _EXPORT_HINT = "pass an HLO or StableHLO module, as text, proto or bytecode"
 _TEXT_START = re.compile(rb"HloModule\b|module\b|\"?builtin\.module\b|\"?func\.func\b|//|/\*")
 
 
-def read(
+def read_source(
     source: Any,
     *,
     elided: str | Mapping[str, Any] | None = None,
+    signature: str | None = None,
+    module: str | None = None,
     limits: Limits = DEFAULT_LIMITS,
     isolate: bool | Isolation = False,
-) -> Module:
-    """Reads a program.
+) -> Source:
+    """Reads a program and its interface.
 
     Args:
-      source: a path; the bytes or the text of a module; a `jax.stages.Lowered`, `jax.export.Exported` or MLIR module.
-        A `str` is text if it holds a line break or starts as a module does, and a path otherwise.
+      source: a path of a file or folder; the bytes or the text of a module; a `jax.stages.Lowered`,
+        `jax.export.Exported` or MLIR module. A `str` is text if it holds a line break or starts as a module does, and a path otherwise.
       elided: what stands for constants whose values the file left out: None refuses them, `"zeros"` puts zeros, a
         mapping gives an array for each name.
+      signature: which signature or function of a SavedModel or bundle, where there are several.
+      module: which module of a dump folder, or which XLA program inside a SavedModel.
       limits: how much the program may ask for.
       isolate: whether XLA's and MLIR's own code reads in a process of its own, and what that may take.
 
@@ -148,26 +102,79 @@ def read(
       TypeError: a source of another class.
 
     Example:
-      >>> module = read("HloModule m\\nENTRY e { x = f32[2] parameter(0)  ROOT y = f32[2] negate(x) }")
-      >>> [op.name for op in module.main.body.ops]
-      ['stablehlo.negate']
+      >>> found = read_source("HloModule m\\nENTRY e { x = f32[2] parameter(0)  ROOT y = f32[2] negate(x) }")
+      >>> [op.name for op in found.module.main.body.ops], len(found.interface.inputs)
+      (['stablehlo.negate'], 1)
     """
     elision = Elision(elided, limits=limits, isolation=Isolation() if isolate is True else isolate or None)
     try:
-        module = _read(source, elision)
+        found = _read(source, elision, signature, module)
     except MemoryError:
         raise FormatError("it takes more memory than there is", mend=_DAMAGED) from None
     except RecursionError:
         raise FormatError("it nests attributes or types too deeply", mend=_DAMAGED) from None
     elision.finish()
-    return module
+    return found if isinstance(found, Source) else Source(found, interface_from_names(found))
 
 
-def _read(source: Any, elision: Elision) -> Module:
+def read(source: Any, *, elided: str | Mapping[str, Any] | None = None) -> Module:
+    """Reads the module of a program; see `read_source`.
+
+    Example:
+      >>> module = read("HloModule m\\nENTRY e { x = f32[2] parameter(0)  ROOT y = f32[2] negate(x) }")
+      >>> [op.name for op in module.main.body.ops]
+      ['stablehlo.negate']
+    """
+    return read_source(source, elided=elided).module
+
+
+def _read(source: Any, elision: Elision, signature: str | None, module: str | None) -> Module | Source:
     for kind, reader in LIVE:
         if isinstance(source, kind):
+            _refuse_choice(type(source).__name__, signature, module)
             return reader(source, elision)
+    path = source_path(source)
+    if path is not None:
+        if is_saved_model_path(path):
+            return read_saved_model(path, elision, signature=signature, module=module)
+        if path.is_dir() and is_torch_bundle(path):
+            _refuse_choice("a torch_xla bundle", None, module)
+            return read_torch_bundle(path, elision, function=signature)
+        if path.is_dir():
+            _refuse_choice("a folder of modules", signature, None)
+            return _read(pick_from_dump(path, sniff, module), elision, None, None)
+    _refuse_choice("a file with one program", signature, module)
     return _read_bytes(source_bytes(source, elision.limits), elision)
+
+
+def _refuse_choice(what: str, signature: str | None, module: str | None) -> None:
+    for name, value in (("signature", signature), ("module", module)):
+        if value is not None:
+            raise FormatError(f"{what} has no {name} {value!r} to choose", mend=f"leave {name}= out")
+
+
+def contents(path: pathlib.Path) -> list[Content]:
+    """Lists what a folder holds, and how to load it; nothing for a file."""
+    if is_saved_model_path(path):
+        return SavedModel(path).contents()
+    if not path.is_dir():
+        return []
+    return bundle_contents(path) if is_torch_bundle(path) else dump_contents(path, sniff)
+
+
+def sniff(path: pathlib.Path) -> tuple[str, bool]:
+    """Says what a file is by its content, and whether it is a program that can be read."""
+    try:
+        data = source_bytes(path)
+    except (FormatError, OSError) as error:
+        return f"not readable: {str(error).splitlines()[0]}", False
+    for format_ in FORMATS:
+        if format_.matches(data):
+            return format_.name, True
+    for foreign in FOREIGN:
+        if foreign.matches(data):
+            return f"{foreign.name}, no XLA program", False
+    return ("text" if _is_text(data[:4096]) else "unknown"), False
 
 
 def source_bytes(source: Any, limits: Limits = DEFAULT_LIMITS) -> bytes:
@@ -178,14 +185,14 @@ def source_bytes(source: Any, limits: Limits = DEFAULT_LIMITS) -> bytes:
       OSError: a path that cannot be read.
       TypeError: a source of another class.
     """
+    path = source_path(source)
+    if path is not None:
+        if path.is_dir():
+            raise FormatError(f"{path} is a folder, not a file with a program", mend="pass one file of it")
+        _check_size(path.stat().st_size, limits)
+        return _unzipped(path.read_bytes(), limits)
     if isinstance(source, str):
-        if "\n" in source or _TEXT_START.match(source[:64].lstrip().encode()):
-            return _unzipped(source.encode(), limits)
-        if not source:
-            raise FormatError("an empty string: neither a path nor a module", mend=_EXPORT_HINT)
-        source = pathlib.Path(source)
-    if isinstance(source, os.PathLike):
-        return _unzipped(_load(pathlib.Path(source), limits), limits)
+        return _unzipped(source.encode(), limits)
     if isinstance(source, bytes | bytearray | memoryview):
         return _unzipped(bytes(source), limits)
     raise TypeError(
@@ -194,22 +201,22 @@ def source_bytes(source: Any, limits: Limits = DEFAULT_LIMITS) -> bytes:
     )
 
 
-def _load(path: pathlib.Path, limits: Limits) -> bytes:
-    if not path.is_dir():
-        _check_size(path.stat().st_size, limits)
-        return path.read_bytes()
-    names = sorted(entry.name for entry in path.iterdir())
-    if "saved_model.pb" in names:
-        what = "a TensorFlow SavedModel"
-        mend = "get the module by tf.function(...).experimental_get_compiler_ir(...)(stage='hlo_serialized')"
-    elif "functions" in names:
-        what, mend = "a torch_xla bundle", f"pass the module in it, {path / 'functions' / 'forward.bytecode'}"
-    else:
-        what, mend = "a directory", f"pass one file of it: {', '.join(names[:8]) or 'it is empty'}"
-    raise FormatError(f"{path} is {what}, not a file with a program", mend=mend)
+def source_path(source: Any) -> pathlib.Path | None:
+    """Returns the path that a source is, or None where it is text, bytes or an object.
+
+    Raises:
+      FormatError: an empty string.
+    """
+    if isinstance(source, str):
+        if "\n" in source or _TEXT_START.match(source[:64].lstrip().encode()):
+            return None
+        if not source:
+            raise FormatError("an empty string: neither a path nor a module", mend=_EXPORT_HINT)
+        return pathlib.Path(source)
+    return pathlib.Path(source) if isinstance(source, os.PathLike) else None
 
 
-def _read_bytes(data: bytes, elision: Elision) -> Module:
+def _read_bytes(data: bytes, elision: Elision) -> Module | Source:
     if not data.strip():
         raise FormatError("the input is empty", mend=_EXPORT_HINT)
     for format_ in FORMATS:

@@ -7,9 +7,11 @@ import jax
 import jax.export
 
 from unlower._jax_compat import convert_hlo_to_stablehlo, hlo_text_to_proto
+from unlower.ir.interface import ExportRecord
 from unlower.readers.detect import source_bytes
 from unlower.readers.hlo_proto import unwrap
 from unlower.readers.hlo_text import is_hlo_text, keep_negative_zeros
+from unlower.readers.jax_export import exported_module, is_jax_export
 from unlower.readers.stablehlo_bytecode import is_bytecode
 from unlower.readers.stablehlo_text import is_stablehlo_text
 from unlower.readers.text import decode_utf8
@@ -34,9 +36,13 @@ def original_stablehlo(source: Any) -> str | bytes:
         buffer = io.BytesIO()
         source.operation.write_bytecode(buffer)
         return buffer.getvalue()
+    if isinstance(source, ExportRecord):
+        return exported_module(source.data, source.position)
     data = source_bytes(source)
     if is_bytecode(data):
         return data
+    if is_jax_export(data):
+        return exported_module(data)
     if is_hlo_text(data):
         return convert_hlo_to_stablehlo(hlo_text_to_proto(keep_negative_zeros(decode_utf8(data))))
     if is_stablehlo_text(data):
