@@ -109,3 +109,55 @@ def test_loading_leaves_no_mlir_context_behind():
 
 def live_contexts(compat):
     return compat.mlir_ir.Context._get_live_count() if hasattr(compat.mlir_ir.Context, "_get_live_count") else 0
+
+
+def test_the_call_of_the_original():
+    def predict(params, x, *, scale, shift=None):
+        return {"y": x @ params["w"] * scale, "params": params}
+
+    params, x = {"w": X, "b": X}, X
+    source = jax.jit(predict).lower(params, x, scale=np.float32(2))
+    program = unlower.load(source)
+    want = jax.jit(predict)(params, x, scale=np.float32(2))
+    for got in (
+        program(params, x, scale=2.0),
+        program(x=x, params=params, scale=2.0),
+        jax.jit(program)(params, x, scale=2.0),
+    ):
+        assert jax.tree.structure(got) == jax.tree.structure(want)
+        for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+            np.testing.assert_array_equal(a, b)
+    gradient = jax.grad(lambda p: program(p, x, scale=2.0)["y"])(params)
+    np.testing.assert_array_equal(gradient["w"], X * 2)
+    batch = jax.vmap(program, in_axes=({"w": None, "b": 0}, 0))
+    with pytest.raises(unlower.SignatureError, match="scale is missing"):
+        batch({"w": X, "b": X[None]}, X[None])
+    assert str(program.signature).splitlines()[:2] == [
+        "jit_predict(params, x, *, scale) -> {'params': {'b': *, 'w': *}, 'y': *}",
+        "  arguments:",
+    ]
+
+
+def test_keys_in_the_call():
+    def draw(key, n):
+        return jax.random.split(key), n
+
+    key = jax.random.key(0)
+    program = unlower.load(jax.jit(draw).lower(key, np.int32(1)))
+    split, _ = program(key, 1)
+    assert split.dtype == key.dtype
+    np.testing.assert_array_equal(jax.random.key_data(split), jax.random.key_data(jax.random.split(key)))
+    np.testing.assert_array_equal(program.flat(jax.random.key_data(key), 1)[0], jax.random.key_data(split))
+    np.testing.assert_array_equal(program.flat(key, 1)[0], jax.random.key_data(split))
+    with pytest.raises(unlower.SignatureError, match=r"key is float32\[3\], not uint32\[2\]"):
+        program(X, 1)
+
+
+def test_tokens_are_neither_given_nor_returned():
+    program = unlower.load(
+        """func.func public @main(%t: !stablehlo.token, %x: tensor<f32>) -> (!stablehlo.token, tensor<f32>) {
+             %y = stablehlo.negate %x : tensor<f32>
+             return %t, %y : !stablehlo.token, tensor<f32> }"""
+    )
+    assert len(program.in_avals) == len(program.out_avals) == 1
+    assert program(1.0) == -1.0 and jax.grad(program)(1.0) == -1.0

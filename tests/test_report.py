@@ -1,8 +1,18 @@
+import dataclasses
 import json
 
 import pytest
 
-from unlower.report import Argument, Difference, Inspection, Timings, Verification, human_bytes, human_seconds
+from unlower.report import (
+    Argument,
+    Difference,
+    Inspection,
+    Signature,
+    Timings,
+    Verification,
+    human_bytes,
+    human_seconds,
+)
 
 
 def verification(**changes):
@@ -72,6 +82,7 @@ def test_json_holds_every_field():
 def test_inspection_prints_only_the_lists_that_hold_something():
     inspection = Inspection(
         name="model",
+        signature=SIGNATURE,
         inputs=(Argument(type="float32[2]", bytes=8, name="x"), Argument(type="float32[?]", bytes=None)),
         outputs=(),
         functions=1,
@@ -86,6 +97,7 @@ def test_inspection_prints_only_the_lists_that_hold_something():
     )
     assert str(inspection).splitlines() == [
         "model: 3 operations in 1 function",
+        "  call: f(x, arg1) -> ()",
         "  inputs (2, 8 B):",
         "    x: float32[2]",
         "    float32[?]",
@@ -93,3 +105,43 @@ def test_inspection_prints_only_the_lists_that_hold_something():
         "  operations:",
         "          3  stablehlo.add",
     ]
+
+
+SIGNATURE = Signature(
+    call="f(x, arg1)",
+    arguments=(),
+    results=(),
+    arguments_tree=None,
+    results_tree=None,
+    complete=False,
+    platform=None,
+    platforms=(),
+    notes=(),
+)
+
+
+def test_a_signature_prints_call_arguments_results_and_remarks():
+    signature = dataclasses.replace(
+        SIGNATURE,
+        call="predict(x, *, scale)",
+        arguments=(
+            Argument(type="float32[b,3]", bytes=None, name="x", sharding="PartitionSpec('data')"),
+            Argument(type="float32[]", bytes=4, name="scale", role="unused"),
+        ),
+        results=(Argument(type="float32[b]", bytes=None, role="result"),),
+        platform="cpu",
+        platforms=("tpu", "cpu"),
+        notes=("mind this",),
+    )
+    assert str(signature).splitlines() == [
+        "predict(x, *, scale) -> *",
+        "  arguments:",
+        "    x: float32[b,3], PartitionSpec('data')",
+        "    scale: float32[] (unused)",
+        "  results:",
+        "    float32[b]",
+        "  platforms: cpu of tpu, cpu",
+        "  note: mind this",
+    ]
+    assert json.loads(signature.to_json())["arguments"][1]["role"] == "unused"
+    assert str(dataclasses.replace(SIGNATURE, results=signature.results * 2)).startswith("f(x, arg1) -> (*, *)")

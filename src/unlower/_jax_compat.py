@@ -443,13 +443,14 @@ def registered_node(name: str, data: bytes) -> Callable[[Sequence[Any]], Any] | 
     return lambda children: from_children(deserialize(data), list(children))
 
 
-def node_builder(treedef: Any) -> Callable[[Sequence[Any]], Any]:
-    """Returns what builds the top node of a tree structure from its children. The same in jaxlib 0.10 to 0.12."""
+def node_builder(definition: Any) -> Callable[[Sequence[Any]], Any]:
+    """Returns what builds the top node of a tree structure from its children.
+
+    The same in jaxlib 0.10 to 0.12; the registry has no public name.
+    """
     leaf = jax.tree_util.tree_structure(0)
-    top = jax.tree_util.PyTreeDef.make_from_node_data_and_children(
-        tree_util.default_registry, treedef.node_data(), [leaf] * len(treedef.children())
-    )
-    return top.unflatten
+    children = [leaf] * len(definition.children())
+    return leaf.from_node_data_and_children(tree_util.default_registry, definition.node_data(), children).unflatten
 
 
 def kept_arguments(lowered: Any) -> tuple[int, ...] | None:
@@ -459,3 +460,11 @@ def kept_arguments(lowered: Any) -> tuple[int, ...] | None:
     """
     kept = getattr(getattr(lowered, "_lowering", None), "compile_args", {}).get("kept_var_idx")
     return None if kept is None else tuple(sorted(kept))
+
+
+def exported_shardings(exported: Any) -> tuple[Sequence[Any], Sequence[Any]]:
+    """Returns the shardings of the flat arguments and results of a live `Exported`, None where there is none.
+
+    Each has a `spec` and a `mesh`. The same in jax 0.10 to 0.12; the public methods want a mesh of real devices in 0.10.
+    """
+    return exported._in_named_shardings, exported._out_named_shardings

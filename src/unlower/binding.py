@@ -75,7 +75,10 @@ class Binder:
         Raises:
           SignatureError: a leaf is missing or misplaced, or an argument is none of the program's; by its path.
         """
-        leaves, definition = jax.tree_util.tree_flatten((args, dict(kwargs)))
+        try:
+            leaves, definition = jax.tree_util.tree_flatten((args, dict(kwargs)))
+        except (ValueError, TypeError) as error:
+            raise SignatureError(f"the arguments are no tree: {error}", mend=_MEND) from error
         try:
             places = self._known.get(definition)
         except TypeError:  # static data in the tree that cannot be hashed
@@ -232,23 +235,20 @@ def _places(tree: Tree, value: Any, children: list[tuple[Any, Any]] | None) -> d
     """The children of `value` under the keys that `tree` has for them; None where the two do not fit at all."""
     keys = [_plain(key) for key, _ in tree.items()]
     if children is None:
-        # An object that is no tree to JAX may still have the fields.
-        fields = {key: getattr(value, key) for key in keys if isinstance(key, str) and hasattr(value, key)}
-        return fields if tree.kind == "custom" and keys and len(fields) == len(keys) else None
+        return None
     named = {_plain(key): child for key, child in children if not _is_position(key)}
     if not named and isinstance(value, Mapping) and children:
         # A mapping that gives JAX no keys.
         named = dict(value.items())
     in_order = dict(enumerate(child for _, child in children))
     if tree.kind in ("tuple", "list"):
-        return named if named and isinstance(value, Mapping) else in_order
-    if named and (tree.kind == "dict" or all(key in named for key in keys)):
+        return named if isinstance(value, Mapping) and named else in_order
+    if tree.kind == "custom" and not all(isinstance(key, str) for key in keys):
+        # Fields that nobody named; what a mapping is sorted by says nothing about them.
+        return None if isinstance(value, Mapping) else in_order
+    if named or not children:
         return named
-    if any(isinstance(key, int) for key in keys) and tree.kind == "custom":
-        return in_order
-    if len(children) == len(keys):
-        return dict(zip(keys, in_order.values(), strict=True))
-    return named or (None if children else {})
+    return dict(zip(keys, in_order.values(), strict=True)) if len(children) == len(keys) else None
 
 
 def _children(value: Any) -> list[tuple[Any, Any]] | None:

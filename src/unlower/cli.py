@@ -101,28 +101,40 @@ def _show_inspection(found: Inspection, out: Console) -> None:
     made_of = f"{count(found.operations, 'operation')} in {count(found.functions, 'function')}"
     constants = f"{count(found.constants, 'constant')} of {human_bytes(found.constant_bytes)}"
     out.print(f"[bold]{escape(found.name)}[/]: {made_of}, {constants}")
+    out.print(escape(found.signature.headline()), soft_wrap=True)
     for title, arguments in (("inputs", found.inputs), ("outputs", found.outputs)):
         total = human_bytes(sum(argument.bytes or 0 for argument in arguments))
         _table(
             out,
             f"{title} ({total})",
-            ("", "name", "type", "size"),
+            ("", "name", "type", "size", "is", "layout"),
             map(_argument_row, range(len(arguments)), arguments),
         )
+    unused = [x for x in found.signature.arguments if x.role == "unused"]
+    _table(out, "not used", ("name", "type"), ((x.name or "", x.type) for x in unused))
     _table(out, "operations", ("operation", "count"), ((k, str(v)) for k, v in found.histogram.items()))
     _table(out, "custom calls", ("target", "count"), ((k, str(v)) for k, v in found.custom_calls.items()))
     loops = ((f"@{x.function}, op {x.index}", str(x.carried), x.location or "") for x in found.loops)
     _table(out, "loops", ("where", "carries", "from"), loops)
     _table(out, "left out of the file", ("constant",), ((name,) for name in found.elided))
+    export = ((name.replace("_", " "), _spell(value)) for name, value in (found.export or {}).items())
+    _table(out, "jax.export", ("", ""), export)
     rows = ((f"@{x.function}, op {x.index}", x.reason, x.op, x.location or "") for x in found.unsupported)
     _table(out, "unsupported", ("where", "why", "operation", "from"), rows, style="yellow")
+    for remark in found.signature.remarks():
+        out.print(escape(remark), style="yellow" if remark.startswith("note") else "", soft_wrap=True)
     if not found.unsupported:
         out.print("every operation is supported", style="green")
 
 
+def _spell(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
 def _argument_row(position: int, argument: Argument) -> tuple[str, ...]:
     size = "unknown" if argument.bytes is None else human_bytes(argument.bytes)
-    return str(position), argument.name or "", argument.type, size
+    role = "" if argument.role in ("argument", "result") else argument.role.replace("_", " ")
+    return str(position), argument.name or "", argument.type, size, role, argument.sharding or ""
 
 
 def _show_verification(found: Verification, out: Console) -> None:
@@ -144,10 +156,12 @@ def _seconds(seconds: float | None) -> str:
 def _table(
     out: Console, title: str | None, heads: Sequence[str], rows: Iterable[Sequence[str]], style: str = ""
 ) -> None:
-    """Prints a table, unless it has no rows; numbers and sizes to the right."""
+    """Prints a table, unless it has no rows; columns with nothing in them are left out; numbers and sizes to the right."""
     rows = list(rows)
+    filled = [i for i in range(len(heads)) if any(row[i] for row in rows)]
     if not rows:
         return
+    heads, rows = [heads[i] for i in filled], [[row[i] for i in filled] for row in rows]
     table = Table(title=title, title_justify="left", title_style="bold", style=style)
     for head in heads:
         right = head in ("count", "size", "carries", "load", "compile", "run")

@@ -7,13 +7,15 @@ from typing import Any
 from unlower.errors import FormatError
 from unlower.evaluate.support import unsupported_ops
 from unlower.ir.check import check
-from unlower.ir.module import CONSTANTS, CUSTOM_CALLS, Function, Location, Module, Op, Value, walk
+from unlower.ir.interface import ExportRecord, Source
+from unlower.ir.module import CONSTANTS, CUSTOM_CALLS, Function, Location, Op, Value, walk
 from unlower.ir.printer import print_op
 from unlower.ir.types import TensorType
 from unlower.ops import op_rules
 from unlower.raising.normalize import normalize
-from unlower.readers.detect import read
-from unlower.report import Argument, Inspection, Loop, UnsupportedOp
+from unlower.readers.detect import read_source
+from unlower.report import Inspection, Loop, UnsupportedOp
+from unlower.signature import argument_of, signature_of
 
 __all__ = ["inspect"]
 
@@ -39,16 +41,18 @@ def inspect(source: Any, *, rules: Mapping[str, Callable[..., Any]] | None = Non
       >>> found.inputs[0].type, dict(found.histogram)
       ('float32[2]', {'stablehlo.negate': 1})
     """
-    module, elided = _read(source)
+    (module, interface), elided = _read(source)
     check(module)
+    plain = normalize(module)
+    signature = signature_of(plain, interface)
     ops = [(function.name, index, op) for function in module.functions.values() for index, op in _numbered(function)]
     constants = [op for *_, op in ops if op.name in CONSTANTS]
-    main = module.main
     supported = op_rules if rules is None else rules
     return Inspection(
         name=module.name,
-        inputs=_arguments(main.body.arguments, [location and location.name for location in main.argument_locations]),
-        outputs=_arguments(main.body.results, [_result_name(attributes) for attributes in main.result_attributes]),
+        signature=signature,
+        inputs=tuple(map(argument_of, plain.main.body.arguments, interface.inputs)),
+        outputs=tuple(map(argument_of, plain.main.body.results, interface.outputs)),
         functions=len(module.functions),
         operations=len(ops),
         histogram=_counted(op.name for *_, op in ops),
@@ -63,21 +67,41 @@ def inspect(source: Any, *, rules: Mapping[str, Callable[..., Any]] | None = Non
         elided=elided,
         unsupported=tuple(
             UnsupportedOp(function=function, index=index, op=print_op(op), reason=reason, location=_place(op.location))
-            for function, index, op, reason in unsupported_ops(normalize(module), supported)
+            for function, index, op, reason in unsupported_ops(plain, supported)
         ),
+        export=None if interface.export is None else _export(interface.export),
     )
 
 
-def _read(source: Any) -> tuple[Module, tuple[str, ...]]:
+def _export(record: ExportRecord) -> dict[str, Any]:
+    """What a jax.export file says of itself; what it leaves open is left out."""
+    pullbacks, inner = 0, record.vjp
+    while inner is not None:
+        pullbacks, inner = pullbacks + 1, inner.vjp
+    said = {
+        "function": record.function_name,
+        "jax_version": record.jax_version,
+        "serialization_version": record.serialization_version,
+        "calling_convention_version": record.calling_convention_version,
+        "devices": record.num_devices,
+        "ordered_effects": list(record.ordered_effects),
+        "unordered_effects": list(record.unordered_effects),
+        "disabled_checks": list(record.disabled_checks),
+        "nested_pullbacks": pullbacks,
+    }
+    return {name: value for name, value in said.items() if value or name == "devices"}
+
+
+def _read(source: Any) -> tuple[Source, tuple[str, ...]]:
     """Reads a program, and what was left out of it."""
     try:
-        return read(source), ()
+        return read_source(source), ()
     except FormatError as refused:
         try:
-            module = read(source, elided="zeros")
+            found = read_source(source, elided="zeros")
         except FormatError:
             raise refused from None
-        return module, tuple((refused.where or "").split(", "))
+        return found, tuple((refused.where or "").split(", "))
 
 
 def _numbered(function: Function) -> Sequence[tuple[int, Op]]:
@@ -86,25 +110,6 @@ def _numbered(function: Function) -> Sequence[tuple[int, Op]]:
 
 def _counted(names: Any) -> dict[str, int]:
     return dict(sorted(collections.Counter(names).items(), key=lambda item: (-item[1], item[0])))
-
-
-def _arguments(values: Sequence[Value], names: Sequence[str | None]) -> tuple[Argument, ...]:
-    padded = [*names, *[None] * (len(values) - len(names))]
-    return tuple(
-        Argument(type=_short(value), bytes=_bytes(value), name=name) for value, name in zip(values, padded, strict=True)
-    )
-
-
-def _result_name(attributes: Mapping[str, Any]) -> str | None:
-    """What JAX calls a result, e.g. `result['loss']`; nothing where it has a single one."""
-    return str(attributes["jax.result_info"]) or None if "jax.result_info" in attributes else None
-
-
-def _short(value: Value) -> str:
-    type_ = value.type
-    if not isinstance(type_, TensorType) or not isinstance(type_.element, str):
-        return str(type_)
-    return f"{type_.dtype.name}[{','.join('?' if size is None else str(size) for size in type_.shape)}]"
 
 
 def _bytes(value: Value) -> int | None:

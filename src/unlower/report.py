@@ -79,18 +79,23 @@ class Signature:
         return _to_json(self)
 
     def __str__(self) -> str:
-        lines = [f"{self.call} -> {self.results_tree or _tuple_of(len(self.results))}"]
+        lines = [self.headline()]
         lines += _listed("arguments", list(map(str, self.arguments)))
         lines += _listed("results", list(map(str, self.results)))
+        return "\n".join([*lines, *(f"  {line}" for line in self.remarks())])
+
+    def headline(self) -> str:
+        """Says the call and what it returns: `"predict(params, x) -> {'logits': *}"`."""
+        flat = "*" if len(self.results) == 1 else f"({', '.join('*' * len(self.results))})"
+        return f"{self.call} -> {self.results_tree or flat}"
+
+    def remarks(self) -> list[str]:
+        """Says what else there is to know, a line each: platforms and notes."""
+        lines = [f"note: {note}" for note in self.notes]
         if self.platforms or self.platform:
             chosen = f"{self.platform} of " if self.platform and len(self.platforms) > 1 else ""
-            lines.append(f"  platforms: {chosen}{', '.join(self.platforms) or self.platform}")
-        lines += [f"  note: {note}" for note in self.notes]
-        return "\n".join(lines)
-
-
-def _tuple_of(count: int) -> str:
-    return "*" if count == 1 else f"({', '.join('*' * count)})"
+            lines.insert(0, f"platforms: {chosen}{', '.join(self.platforms) or self.platform}")
+        return lines
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,8 +144,9 @@ class Inspection:
 
     Attributes:
       name: the module's name.
-      inputs: the arguments, in the module's order.
-      outputs: the results.
+      signature: how the program is called, in the trees of the original where the file tells these.
+      inputs: the module's flat inputs, in its order.
+      outputs: the module's flat results.
       functions: the number of functions that the entry reaches.
       operations: the number of operations in them, regions included, each counted once however often it runs.
       histogram: op name -> how many, most frequent first.
@@ -150,9 +156,11 @@ class Inspection:
       constant_bytes: the size of their values in the program's memory.
       elided: the constants whose values the file left out, as `name: type`.
       unsupported: the operations that `load` would refuse.
+      export: what a jax.export file says besides: versions, devices, effects, nested pullbacks; else None.
     """
 
     name: str
+    signature: Signature
     inputs: tuple[Argument, ...]
     outputs: tuple[Argument, ...]
     functions: int
@@ -164,6 +172,7 @@ class Inspection:
     constant_bytes: int
     elided: tuple[str, ...]
     unsupported: tuple[UnsupportedOp, ...]
+    export: Mapping[str, Any] | None = None
 
     def to_json(self) -> str:
         """Returns the record as a JSON object."""
@@ -171,6 +180,7 @@ class Inspection:
 
     def __str__(self) -> str:
         lines = [f"{self.name}: {count(self.operations, 'operation')} in {count(self.functions, 'function')}"]
+        lines.append(f"  call: {self.signature.headline()}")
         lines += _signature("inputs", self.inputs) + _signature("outputs", self.outputs)
         lines.append(f"  constants: {self.constants}, {human_bytes(self.constant_bytes)}")
         lines += _listed("operations", [f"{n:>7}  {name}" for name, n in self.histogram.items()])
@@ -178,6 +188,10 @@ class Inspection:
         lines += _listed("loops", [f"@{loop.function}, op {loop.index}, carries {loop.carried}" for loop in self.loops])
         lines += _listed("left out of the file", self.elided)
         lines += _listed("unsupported", [str(op) for op in self.unsupported])
+        lines += _listed(
+            "export", [f"{name.replace('_', ' ')}: {value}" for name, value in (self.export or {}).items()]
+        )
+        lines += [f"  {line}" for line in self.signature.remarks()]
         return "\n".join(lines)
 
 

@@ -70,7 +70,8 @@ def verify(
 
     progress("the original: compiling and running it by XLA")
     with tempfile.TemporaryDirectory(prefix="unlower-") as folder:
-        original = run_original(original_stablehlo(source), arrays, pathlib.Path(folder))
+        inputs_of_module = [np.asarray(array) for array in program.original_inputs(arrays)]
+        original = run_original(original_stablehlo(source), inputs_of_module, pathlib.Path(folder))
     if original.results is None:
         return report("refused", refusal=original.refusal)
 

@@ -149,7 +149,7 @@ class _Parser:
         token = self._tokens.pop() if self._tokens else ""
         if token.isdecimal() and len(token) < 20:
             return Dimension("number", sign * int(token))
-        if sign < 0 or not token.isidentifier():
+        if sign < 0 or not token.isidentifier() or token == "_":
             raise self._error()
         if token in _FUNCTIONS:
             if not self._next("("):

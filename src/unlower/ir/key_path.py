@@ -59,13 +59,15 @@ def format_key_path(path: KeyPath) -> str:
 _ATTRIBUTE = re.compile(r"\.([^\W\d]\w*)")
 _INDEX = re.compile(r"\[<flat index (\d+)>\]")
 _ROOT = re.compile(r"[^\W\d]\w*")
+_LONGEST = 64
+"""Longer paths are none: no tree is nested so deep."""
 _STRING = re.compile(r"""[bBrRuU]{0,2}('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")""", re.DOTALL)
 
 
 def parse_key_path(text: str) -> tuple[str, KeyPath] | None:
     """Takes apart a name such as `params['w'][0]`: the root (may be empty) and the key path under it.
 
-    Keys are Python literals (strings, numbers, tuples of them, ...); a key that is none is kept as a `Opaque` text.
+    Keys are Python literals (strings, numbers, tuples of them, ...); a key that is none is kept as `Opaque` text.
 
     Returns:
       the root and the path, or None where the text is no such name.
@@ -78,6 +80,8 @@ def parse_key_path(text: str) -> tuple[str, KeyPath] | None:
     root, at = (match.group(), match.end()) if match else ("", 0)
     path: list[Key] = []
     while at < len(text):
+        if len(path) == _LONGEST:
+            return None
         if match := _ATTRIBUTE.match(text, at):
             path.append(AttributeKey(match.group(1)))
             at = match.end()

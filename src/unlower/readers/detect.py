@@ -88,7 +88,8 @@ def read_source(
 
     Args:
       source: a path of a file or folder; the bytes or the text of a module; a `jax.stages.Lowered`,
-        `jax.export.Exported` or MLIR module. A `str` is text if it holds a line break or starts as a module does, and a path otherwise.
+        `jax.export.Exported` or MLIR module. A `str` is text if it holds a line break or starts as a module does, and
+        a path otherwise.
       elided: what stands for constants whose values the file left out: None refuses them, `"zeros"` puts zeros, a
         mapping gives an array for each name.
       signature: which signature or function of a SavedModel or bundle, where there are several.

@@ -1,7 +1,8 @@
 """From what JAX says of an exported or lowered function to its interface, whether it says so in a file or in this process."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from unlower.errors import FormatError
 from unlower.ir.dimensions import parse_dimension
@@ -9,7 +10,7 @@ from unlower.ir.interface import ExportRecord, Input, Interface, Output, Tree, c
 from unlower.ir.key_path import AttributeKey, ItemKey, KeyPath, format_key_path, parse_key_path
 from unlower.ir.module import Module, Value
 from unlower.ir.types import TensorType
-from unlower.readers.names import leaf_types, roles_and_names
+from unlower.readers.names import class_notes, leaf_types, output_names, roles_and_names
 
 __all__ = ["Exported", "LeafType", "interface_from_exported"]
 
@@ -46,7 +47,6 @@ class Exported:
       kept: the leaves of `arguments` that the module takes, in its order.
       platforms: the platforms that the module was lowered for.
       record: the rest, or None.
-      notes: what the caller should know.
     """
 
     arguments: Tree
@@ -56,7 +56,6 @@ class Exported:
     kept: Sequence[int]
     platforms: tuple[str, ...] = ()
     record: ExportRecord | None = None
-    notes: tuple[str, ...] = ()
 
 
 def interface_from_exported(module: Module, exported: Exported) -> Interface:
@@ -83,8 +82,13 @@ def interface_from_exported(module: Module, exported: Exported) -> Interface:
             )
     if any(leaf >= len(paths) for leaf in exported.kept):
         raise FormatError(f"the module takes argument {max(exported.kept)} of {len(paths)}", mend=_MEND)
+    if len(exported.arguments.children) != 2:
+        raise FormatError("the tree of the arguments is not of (args, kwargs)", mend=_MEND)
     leaf_of = dict(zip(arrays, exported.kept, strict=True))
     roots = _positional_names(exported.arguments, {leaf: names[i] for i, leaf in leaf_of.items()})
+    result_names = [name for name, _ in output_names(module.main)]
+    exported = _named(exported, {leaf: names[i] for i, leaf in leaf_of.items()}, result_names)
+    paths = list(exported.arguments.paths())
     inputs: list[Input] = []
     for i, (value, role) in enumerate(zip(values, roles, strict=True)):
         leaf = leaf_of.get(i)
@@ -99,18 +103,18 @@ def interface_from_exported(module: Module, exported: Exported) -> Interface:
         )
     return Interface(
         inputs=tuple(inputs),
-        outputs=_outputs(module, exported),
+        outputs=_outputs(module, exported, result_names),
         arguments=exported.arguments,
         argument_names=roots,
         argument_types=tuple(map(str, exported.argument_types)),
         results=exported.results,
         platforms=exported.platforms,
         export=exported.record,
-        notes=exported.notes,
+        notes=class_notes(exported.arguments, exported.results),
     )
 
 
-def _outputs(module: Module, exported: Exported) -> tuple[Output, ...]:
+def _outputs(module: Module, exported: Exported, names: Sequence[str | None]) -> tuple[Output, ...]:
     body = module.main.body
     tokens = len(body.results) - len(exported.result_types)
     if tokens < 0 or any(isinstance(v.type, TensorType) and v.type.element != "i1" for v in body.results[:tokens]):
@@ -118,41 +122,86 @@ def _outputs(module: Module, exported: Exported) -> tuple[Output, ...]:
             f"the file has {len(exported.result_types)} results, its module {len(body.results)}", mend=_MEND
         )
     outputs = [Output(role="token")] * tokens
-    for leaf, (value, type_, path) in enumerate(
-        zip(body.results[tokens:], exported.result_types, exported.results.paths(), strict=True)
+    for leaf, (value, type_, path, name) in enumerate(
+        zip(body.results[tokens:], exported.result_types, exported.results.paths(), names[tokens:], strict=True)
     ):
-        name = f"result{format_key_path(path)}"
-        _check_type(value, type_, name)
+        called = name if name and name.startswith("result") else f"result{format_key_path(path)}"
+        _check_type(value, type_, called)
         outputs.append(
-            Output(name=name, leaf=leaf, shape=type_.shape, dtype=_seen_dtype(value, type_), sharding=type_.sharding)
+            Output(name=called, leaf=leaf, shape=type_.shape, dtype=_seen_dtype(value, type_), sharding=type_.sharding)
         )
     return tuple(outputs)
 
 
 def _positional_names(tree: Tree, names: dict[int, str | None]) -> tuple[str | None, ...]:
-    """The names of the positional arguments, where those of their leaves agree on one."""
-    if len(tree.children) != 2:
-        raise FormatError("the tree of the arguments is not of (args, kwargs)", mend=_MEND)
+    """What the positional arguments are called, where the names of their leaves agree: `params`, or `rest[0]` of `*rest`."""
     roots: list[str | None] = []
     leaf = 0
     for argument in tree.children[0].children:
         found: set[str | None] = set()
         for path in argument.paths():
-            name = names.get(leaf)
-            parsed = parse_key_path(name) if name else None
-            if parsed is not None:
-                found.add(parsed[0] if parsed[0] and _same(parsed[1], path) else None)
+            parsed = parse_key_path(names.get(leaf) or "")
+            if parsed is not None and parsed[0]:
+                root, named = parsed
+                above = named[: len(named) - len(path)]
+                fits = len(named) >= len(path) and len(above) <= 1
+                found.add(f"{root}{format_key_path(above)}" if fits else None)
             leaf += 1
         roots.append(found.pop() if len(found) == 1 else None)
     return tuple(roots)
 
 
-def _same(named: KeyPath, path: KeyPath) -> bool:
-    """Whether a key path read from a name is a path in the tree, whose custom nodes may not know their fields."""
-    return len(named) == len(path) and all(
-        a == b or not isinstance(a, ItemKey) or not isinstance(b, ItemKey | AttributeKey)
-        for a, b in zip(named, path, strict=True)
-    )
+def _named(exported: Exported, arguments: dict[int, str | None], results: Sequence[str | None]) -> Exported:
+    """Gives custom nodes of unknown classes the fields that the names in the module tell."""
+    paths: list[KeyPath | None] = []
+    positional, keywords = exported.arguments.children
+    for which, (place, tree) in (
+        *((0, item) for item in positional.items()),
+        *((1, item) for item in keywords.items()),
+    ):
+        for path in tree.paths():
+            parsed = parse_key_path(arguments.get(len(paths)) or "")
+            # Under the root there may be more than in the tree: the position in `*rest`, the key in `**kwargs`.
+            own = None if parsed is None else parsed[1][max(0, len(parsed[1]) - len(path)) :]
+            paths.append(None if own is None or len(own) != len(path) else (ItemKey(which), place, *own))
+    found = [parse_key_path(name) if name else None for name in results[len(results) - len(exported.result_types) :]]
+    trees = [
+        _with_fields(exported.arguments, paths),
+        _with_fields(exported.results, [None if parsed is None else parsed[1] for parsed in found]),
+    ]
+    # A node with an empty child does not tell all its fields, but another of its class may.
+    known = {(node.name, len(node.children)): node.keys for tree in trees for node in _custom_nodes(tree) if node.keys}
+    made = [_with_known_fields(tree, known) for tree in trees]
+    return dataclasses.replace(exported, arguments=made[0], results=made[1])
+
+
+def _custom_nodes(tree: Tree) -> Iterator[Tree]:
+    if tree.kind == "custom":
+        yield tree
+    for child in tree.children:
+        yield from _custom_nodes(child)
+
+
+def _with_known_fields(tree: Tree, known: Mapping[tuple[str | None, int], tuple[Any, ...]]) -> Tree:
+    keys = tree.keys or (known.get((tree.name, len(tree.children)), ()) if tree.kind == "custom" else ())
+    children = tuple(_with_known_fields(child, known) for child in tree.children)
+    return dataclasses.replace(tree, keys=keys, children=children)
+
+
+def _with_fields(tree: Tree, names: Sequence[KeyPath | None], start: int = 0, depth: int = 0) -> Tree:
+    """The tree with the fields of its custom nodes, as far as the key paths of its leaves tell them."""
+    children: list[Tree] = []
+    keys: list[Any] = []
+    for child in tree.children:
+        count = child.num_leaves
+        paths = [path for path in names[start : start + count] if path is not None and len(path) > depth]
+        key = paths[0][depth] if paths else None
+        keys.append(key.name if isinstance(key, AttributeKey) else key.key if isinstance(key, ItemKey) else None)
+        children.append(_with_fields(child, names, start, depth + 1))
+        start += count
+    if tree.kind == "custom" and not tree.keys and all(isinstance(key, str) for key in keys):
+        return dataclasses.replace(tree, keys=tuple(keys), children=tuple(children))
+    return dataclasses.replace(tree, children=tuple(children)) if children else tree
 
 
 def _check_type(value: Value, type_: LeafType, name: str) -> None:

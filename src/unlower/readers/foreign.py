@@ -80,7 +80,7 @@ def _is_onnx(data: bytes) -> bool:
     try:
         for field in fields(data):
             numbers.append((field.number, field.kind))
-            if field.number == 1 and data[field.start] > 20:
+            if field.number == 1 and (field.kind != VARINT or data[field.start] > 20):
                 return False
     except FormatError:
         pass

@@ -8,11 +8,13 @@ field 1, and HloSnapshot an HloProto in field 1.
 from unlower._jax_compat import convert_hlo_to_stablehlo, new_mlir_context
 from unlower._jax_compat import mlir_ir as ir
 from unlower.errors import FormatError
+from unlower.ir.interface import Source
 from unlower.ir.module import Module
 from unlower.readers.elision import Elision
 from unlower.readers.hlo.guard import guard
 from unlower.readers.hlo.model import read_model
 from unlower.readers.hlo.rewrite import rewrite
+from unlower.readers.hlo_tuples import with_tuples
 from unlower.readers.isolation import read_isolated
 from unlower.readers.limits import DEFAULT_LIMITS, Limits
 from unlower.readers.mlir_module import bytecode_of, module_from_bytecode
@@ -27,7 +29,7 @@ def is_hlo_proto(data: bytes) -> bool:
     return unwrap(data) is not None
 
 
-def read_hlo_proto(data: bytes, elision: Elision) -> Module:
+def read_hlo_proto(data: bytes, elision: Elision) -> Module | Source:
     """Reads an HloModuleProto, HloProto, HloSnapshot or HloUnoptimizedSnapshot.
 
     Raises:
@@ -38,10 +40,10 @@ def read_hlo_proto(data: bytes, elision: Elision) -> Module:
     return module_from_hlo_proto(module, elision)
 
 
-def module_from_hlo_proto(module: bytes, elision: Elision) -> Module:
+def module_from_hlo_proto(module: bytes, elision: Elision) -> Module | Source:
     """Checks and rewrites a serialized HloModuleProto, converts it to StableHLO and reads that."""
     if elision.isolation is not None:
-        return read_isolated("HLO proto", module, elision)
+        return with_tuples(read_isolated("HLO proto", module, elision)[0], module)
     try:
         bytecode = convert_hlo_to_stablehlo(prepare(module, elision.limits))
     except (RuntimeError, ValueError) as error:
@@ -63,7 +65,7 @@ def module_from_hlo_proto(module: bytes, elision: Elision) -> Module:
                 mend="the module breaks HLO's own rules, or uses an instruction that StableHLO cannot say",
             ) from None
     del context
-    return module_from_bytecode(bytecode, elision)
+    return with_tuples(module_from_bytecode(bytecode, elision), module)
 
 
 def prepare(module: bytes, limits: Limits = DEFAULT_LIMITS) -> bytes:

@@ -7,14 +7,16 @@ import re
 
 from unlower._jax_compat import hlo_text_to_proto
 from unlower.errors import FormatError
+from unlower.ir.interface import Source
 from unlower.ir.module import Module
 from unlower.readers.elision import Elision, mark_hlo_text
 from unlower.readers.hlo.text_guard import guard_hlo_text
 from unlower.readers.hlo_proto import module_from_hlo_proto
+from unlower.readers.hlo_tuples import with_tuples
 from unlower.readers.isolation import read_isolated
 from unlower.readers.text import decode_utf8, first_token
 
-__all__ = ["is_hlo_text", "keep_negative_zeros", "read_hlo_text"]
+__all__ = ["is_hlo_text", "keep_negative_zeros", "proto_from_hlo_text", "read_hlo_text"]
 
 _LAYOUT = re.compile(r"^\s*HloModule\b[^\n]*entry_computation_layout=", re.MULTILINE)
 _ENTRY = re.compile(r"^\s*ENTRY\b", re.MULTILINE)
@@ -28,23 +30,28 @@ def is_hlo_text(data: bytes) -> bool:
     return re.match(rb"HloModule\b", first_token(data)) is not None
 
 
-def read_hlo_text(data: bytes, elision: Elision) -> Module:
+def read_hlo_text(data: bytes, elision: Elision) -> Module | Source:
     """Reads the text of an HLO module.
 
     Raises:
       FormatError: text that XLA cannot parse, with its line and column; elided constants; what the converter refuses.
     """
     if elision.isolation is not None:
-        return read_isolated("HLO text", data, elision)
+        module, proto = read_isolated("HLO text", data, elision)
+        return with_tuples(module, proto)
+    return module_from_hlo_proto(proto_from_hlo_text(data, elision), elision)
+
+
+def proto_from_hlo_text(data: bytes, elision: Elision) -> bytes:
+    """Parses HLO text to a serialized HloModuleProto; raises as `read_hlo_text` does."""
     text = guard_hlo_text(mark_hlo_text(keep_negative_zeros(decode_utf8(data))), elision.limits)
     if _LAYOUT.search(text) and not _ENTRY.search(text):
         # XLA would take the last computation for the entry; its converter ends the process when the layout disagrees.
         raise FormatError("the HLO text has no ENTRY computation", mend="the file is cut off; copy or dump it again")
     try:
-        proto = hlo_text_to_proto(text)
+        return hlo_text_to_proto(text)
     except (RuntimeError, ValueError) as error:
         raise _error(str(error), text) from None
-    return module_from_hlo_proto(proto, elision)
 
 
 def keep_negative_zeros(text: str) -> str:

@@ -6,11 +6,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from unlower.errors import FormatError, UnlowerError
+from unlower.ir.interface import Source
 from unlower.ir.module import Module
 from unlower.readers.codec import encode_module
 from unlower.readers.elision import Elision
 from unlower.readers.hlo_proto import module_from_hlo_proto
-from unlower.readers.hlo_text import read_hlo_text
+from unlower.readers.hlo_text import proto_from_hlo_text
+from unlower.readers.hlo_tuples import program_shape
 from unlower.readers.isolation import read_message, write_message
 from unlower.readers.limits import Limits
 from unlower.readers.stablehlo_bytecode import read_bytecode
@@ -18,9 +20,8 @@ from unlower.readers.stablehlo_text import read_stablehlo_text
 
 __all__ = ["READERS", "main"]
 
-READERS: Mapping[str, Callable[[bytes, Elision], Module]] = {
+READERS: Mapping[str, Callable[[bytes, Elision], Module | Source]] = {
     "HLO proto": module_from_hlo_proto,
-    "HLO text": read_hlo_text,
     "MLIR bytecode": read_bytecode,
     "StableHLO text": read_stablehlo_text,
 }
@@ -47,8 +48,12 @@ def main() -> None:
 def _answer(header: Mapping[str, Any], data: bytes) -> tuple[dict[str, Any], list[bytes]]:
     _limit_memory(header["memory"])
     try:
-        module = READERS[header["kind"]](data, Elision(limits=Limits(**header["limits"])))
-        return {}, encode_module(module)
+        kind, elision, answer = header["kind"], Elision(limits=Limits(**header["limits"])), {}
+        if kind == "HLO text":
+            kind, data = "HLO proto", proto_from_hlo_text(data, elision)
+            answer["shape"] = program_shape(data).hex()
+        found = READERS[kind](data, elision)
+        return answer, encode_module(found.module if isinstance(found, Source) else found)
     except MemoryError:
         # There may be too little left to go on with.
         return {"last": True, **_error(_too_large(header["memory"]))}, []

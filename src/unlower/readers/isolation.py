@@ -54,8 +54,8 @@ class Isolation:
     memory: int = 16 << 30
 
 
-def read_isolated(kind: str, data: bytes, elision: Elision) -> Module:
-    """Reads a file in the helper process.
+def read_isolated(kind: str, data: bytes, elision: Elision) -> tuple[Module, bytes]:
+    """Reads a file in the helper process; returns its module, and of HLO text the program shape in a proto.
 
     Args:
       kind: the format, a key of `isolated.READERS`.
@@ -73,7 +73,7 @@ def read_isolated(kind: str, data: bytes, elision: Elision) -> Module:
     if "error" in header:
         error = header["error"]
         raise _ERRORS.get(error["class"], FormatError)(error["what"], where=error["where"], mend=error["mend"])
-    return decode_module(payload, elision.fill)
+    return decode_module(payload, elision.fill), bytes.fromhex(header.get("shape", ""))
 
 
 def write_message(stream: IO[bytes], header: dict[str, Any], payload: Sequence[bytes]) -> None:

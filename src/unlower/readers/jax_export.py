@@ -79,18 +79,16 @@ def exported_module(data: bytes, position: int | None = None) -> bytes:
 
 
 def _read(table: Table, data: bytes, elision: Elision) -> Source:
-    notes: dict[str, None] = {}
     budget = _Budget(len(data))
     shardings = _Shardings(table)
     exported = Exported(
-        arguments=_tree(_needed(table, _IN_TREE, "in_tree"), notes, budget),
-        results=_tree(_needed(table, _OUT_TREE, "out_tree"), notes, budget),
+        arguments=_tree(_needed(table, _IN_TREE, "in_tree"), budget),
+        results=_tree(_needed(table, _OUT_TREE, "out_tree"), budget),
         argument_types=_types(table, _IN_AVAL_IDS, _IN_AVALS, shardings.of(_IN_SHARDING_IDS, _IN_SHARDINGS)),
         result_types=_types(table, _OUT_AVAL_IDS, _OUT_AVALS, shardings.of(_OUT_SHARDING_IDS, _OUT_SHARDINGS)),
         kept=table.numbers(_KEPT, "H"),
         platforms=table.strings(_PLATFORMS),
         record=_record(table, data),
-        notes=tuple(notes),
     )
     module: Module = read_bytecode(table.bytes(_MODULE) or b"", elision)
     return Source(module, interface_from_exported(module, exported))
@@ -150,7 +148,7 @@ class _Budget:
             raise FormatError("damaged jax.export file: a tree with more nodes than the file has room for", mend=_MEND)
 
 
-def _tree(node: Table, notes: dict[str, None], budget: _Budget, depth: int = 0) -> Tree:
+def _tree(node: Table, budget: _Budget, depth: int = 0) -> Tree:
     budget.take()
     if depth > _MOST_NESTED:
         raise FormatError(f"a jax.export file with a tree nested over {_MOST_NESTED} deep", mend=_MEND)
@@ -159,7 +157,7 @@ def _tree(node: Table, notes: dict[str, None], budget: _Budget, depth: int = 0) 
         return LEAF
     if kind == _NONE:
         return NONE
-    children = tuple([_tree(child, notes, budget, depth + 1) for child in node.tables(_CHILDREN)])
+    children = tuple([_tree(child, budget, depth + 1) for child in node.tables(_CHILDREN)])
     if kind in (_TUPLE, _LIST):
         return Tree("tuple" if kind == _TUPLE else "list", (), children)
     if kind == _DICT:
@@ -168,23 +166,15 @@ def _tree(node: Table, notes: dict[str, None], budget: _Budget, depth: int = 0) 
             raise FormatError(f"damaged jax.export file: a dict of {len(children)} with {len(keys)} keys", mend=_MEND)
         return Tree("dict", keys, children)
     if kind == _CUSTOM:
-        return _custom(node.string(_CUSTOM_NAME) or "", node.bytes(_CUSTOM_DATA) or b"", children, notes)
+        return _custom(node.string(_CUSTOM_NAME) or "", node.bytes(_CUSTOM_DATA) or b"", children)
     raise FormatError(f"damaged jax.export file: a tree node of kind {kind}", mend=_MEND)
 
 
-def _custom(name: str, data: bytes, children: tuple[Tree, ...], notes: dict[str, None]) -> Tree:
+def _custom(name: str, data: bytes, children: tuple[Tree, ...]) -> Tree:
     """A node of a class of its own. Named tuples and ordered dicts have the names of their children in their data."""
-    keys = _keys(data, len(children))
-    make = registered_node(name, data)
-    if name == "collections.OrderedDict":
-        return Tree("dict", keys or (), children, name, make)
-    if make is None:
-        shape = "dicts of their fields" if keys else "lists"
-        notes[
-            f"{name} is not registered with jax.export in this process: in results its nodes are {shape}; an argument may be "
-            "of any class with the same children"
-        ] = None
-    return Tree("custom", keys or (), children, name, make)
+    keys = _keys(data, len(children)) or ()
+    kind = "dict" if keys and name == "collections.OrderedDict" else "custom"
+    return Tree(kind, keys, children, name, registered_node(name, data))
 
 
 def _keys(data: bytes, count: int) -> tuple[str, ...] | None:

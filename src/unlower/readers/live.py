@@ -4,10 +4,10 @@ from typing import Any
 
 import jax
 
-from unlower._jax_compat import kept_arguments, node_builder
+from unlower._jax_compat import exported_shardings, kept_arguments, node_builder
 from unlower.errors import FormatError
 from unlower.ir.interface import LEAF, NONE, ExportRecord, Source, Tree
-from unlower.ir.key_path import AttributeKey, IndexKey, ItemKey, KeyPath
+from unlower.ir.key_path import AttributeKey, IndexKey, ItemKey
 from unlower.ir.module import Module
 from unlower.readers.elision import Elision
 from unlower.readers.exported import Exported, LeafType, interface_from_exported
@@ -20,6 +20,7 @@ __all__ = ["read_exported", "read_lowered", "tree_from_definition"]
 def read_exported(exported: Any, elision: Elision) -> Source:
     """Reads a `jax.export.Exported`."""
     module = read_bytecode(bytes(exported.mlir_module_serialized), elision)
+    inputs, outputs = exported_shardings(exported)
     record = ExportRecord(
         function_name=exported.fun_name,
         jax_version=None,
@@ -37,8 +38,8 @@ def read_exported(exported: Any, elision: Elision) -> Source:
     found = Exported(
         arguments=tree_from_definition(exported.in_tree),
         results=tree_from_definition(exported.out_tree),
-        argument_types=[_type(aval) for aval in exported.in_avals],
-        result_types=[_type(aval) for aval in exported.out_avals],
+        argument_types=list(map(_type, exported.in_avals, inputs)),
+        result_types=list(map(_type, exported.out_avals, outputs)),
         kept=exported.module_kept_var_idx,
         platforms=tuple(exported.platforms),
         record=record,
@@ -68,45 +69,38 @@ def read_lowered(lowered: Any, elision: Elision) -> Module | Source:
 
 def tree_from_definition(definition: Any) -> Tree:
     """The tree that a `jax.tree_util.PyTreeDef` is, its classes remembered."""
-    count = definition.num_leaves
-    try:
-        paths: list[Any] = [
-            path for path, _ in jax.tree_util.tree_flatten_with_path(definition.unflatten(range(count)))[0]
-        ]
-    except Exception:  # noqa: BLE001 - a class that looks at its leaves when it is built; its fields stay unknown
-        paths = []
-    if len(paths) != count:
-        paths = [None] * count
-    return _tree(definition, [path and tuple(map(_key, path)) for path in paths], 0)
-
-
-def _tree(definition: Any, paths: list[KeyPath | None], depth: int) -> Tree:
     data = definition.node_data()
     if data is None:
         return LEAF
     class_ = data[0]
     if class_ is type(None):
         return NONE
-    children: list[Tree] = []
-    keys: list[Any] = []
-    start = 0
-    for position, child in enumerate(definition.children()):
-        inner = paths[start : start + child.num_leaves]
-        start += child.num_leaves
-        children.append(_tree(child, inner, depth + 1))
-        path = inner[0] if inner else None
-        keys.append(path[depth] if path is not None and len(path) > depth else IndexKey(position))
+    children = tuple(map(tree_from_definition, definition.children()))
     if class_ in (tuple, list):
-        return Tree("tuple" if class_ is tuple else "list", (), tuple(children))
+        return Tree("tuple" if class_ is tuple else "list", (), children)
     if class_ is dict:
-        return Tree("dict", tuple(data[1]), tuple(children))
+        return Tree("dict", tuple(data[1]), children)
     name, make = f"{class_.__module__}.{class_.__qualname__}", node_builder(definition)
+    keys = _keys(definition)
     if keys and all(isinstance(key, ItemKey) for key in keys):
         plain = tuple(key.key for key in keys)
-        kind = "list" if plain == tuple(range(len(plain))) else "dict"
-        return Tree(kind, plain if kind == "dict" else (), tuple(children), name, make)
-    fields = tuple(key.name if isinstance(key, AttributeKey) else position for position, key in enumerate(keys))
-    return Tree("custom", fields, tuple(children), name, make)
+        in_order = plain == tuple(range(len(plain)))
+        return Tree("list" if in_order else "dict", () if in_order else plain, children, name, make)
+    if all(isinstance(key, AttributeKey) for key in keys):
+        return Tree("custom", tuple(key.name for key in keys), children, name, make)
+    return Tree("custom", (), children, name, make)
+
+
+def _keys(definition: Any) -> list[Any]:
+    """The keys of the children of a node of a class of its own; positions where it has none, or cannot be built."""
+    try:
+        node = definition.unflatten(range(definition.num_leaves))
+        pairs, _ = jax.tree_util.tree_flatten_with_path(node, is_leaf=lambda inner: inner is not node)
+    except Exception:  # noqa: BLE001 - a class that looks at its leaves when it is built
+        pairs = []
+    if len(pairs) != len(definition.children()):
+        return [IndexKey(position) for position in range(len(definition.children()))]
+    return [_key(path[0]) for path, _ in pairs]
 
 
 def _key(key: Any) -> Any:
@@ -120,23 +114,22 @@ def _key(key: Any) -> Any:
     return IndexKey(key.key if isinstance(key, jax.tree_util.FlattenedIndexKey) else -1)
 
 
-def _type(aval: Any) -> LeafType:
+def _type(aval: Any, sharding: Any = None) -> LeafType:
     dtype = aval.dtype
     if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
         name = str(dtype)
     else:
         name = "float0" if dtype == jax.dtypes.float0 else dtype.name
     shape = tuple(size if isinstance(size, int) else str(size) for size in aval.shape)
-    return LeafType(name, shape, _sharding(getattr(aval, "sharding", None)))
+    return LeafType(name, shape, _sharding(sharding))
 
 
 def _sharding(sharding: Any) -> str | None:
-    """The layout over devices in text, where there is one worth saying."""
-    spec = getattr(sharding, "spec", None)
-    if spec is None or not any(part is not None for part in spec):
-        return None
+    """The layout over devices in text."""
+    if not hasattr(sharding, "spec"):
+        return None if sharding is None else "an HLO sharding"
     sizes = ", ".join(f"{name}={size}" for name, size in sharding.mesh.shape.items())
-    return f"{spec} over ({sizes})"
+    return f"PartitionSpec({', '.join(map(repr, sharding.spec))}) over ({sizes})"
 
 
 def _class_name(thing: Any) -> str:

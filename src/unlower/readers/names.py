@@ -7,15 +7,26 @@ function inside, `_wrapped_jax_export_main`, which an exported program with symb
 kept it; unused arguments leave no trace.
 """
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from unlower.ir.interface import LEAF, Input, Interface, Output, Role, Tree, call_tree
-from unlower.ir.key_path import AttributeKey, IndexKey, ItemKey, Key, KeyPath, parse_key_path
+from unlower.errors import FormatError
+from unlower.ir.dimensions import parse_dimension
+from unlower.ir.interface import LEAF, Input, Interface, Output, Role, Tree, call_path, call_tree
+from unlower.ir.key_path import AttributeKey, IndexKey, ItemKey, Key, KeyPath, format_key_path, parse_key_path
 from unlower.ir.module import CALLS, Function, Module, Value
-from unlower.ir.types import TokenType, TupleType, Type
+from unlower.ir.types import TensorType, TokenType, TupleType, Type
 
-__all__ = ["argument_names", "interface_from_names", "leaf_types", "roles_and_names", "tree_from_paths"]
+__all__ = [
+    "argument_names",
+    "class_notes",
+    "interface_from_names",
+    "leaf_types",
+    "output_names",
+    "roles_and_names",
+    "tree_from_paths",
+]
 
 _WRAPPED = "_wrapped_jax_export_main"
 PLATFORM_INDEX = "_platform_index"
@@ -32,16 +43,22 @@ def interface_from_names(module: Module, tuples: tuple[Sequence[Tree], Tree] | N
     names, roles = roles_and_names(module)
     arguments = [i for i, role in enumerate(roles) if role == "argument"]
     leaf: dict[int, int] = {}
+    nested = tuples is not None and any(tree.kind != "leaf" for tree in tuples[0])
+    if tuples is not None and nested:
+        # The converter gives every leaf of a tuple the name of the whole.
+        suffixes = [format_key_path(path) for tree in tuples[0] for path in tree.paths()]
+        names = [name and name + suffix for name, suffix in zip(names, suffixes, strict=True)]
     tree, roots = _arguments_from_names([names[i] for i in arguments], leaf)
-    if tree is None and tuples is not None and any(t.kind != "leaf" for t in tuples[0]):
+    if tree is None and tuples is not None and nested:
         tree, leaf, roots = call_tree(*tuples[0]), {i: i for i in range(len(arguments))}, ()
-        names = [None] * len(names)
+        names = [call_path(path, roots) for path in tree.paths()]
     results, order = _results_from_names(module, tuples)
-    outputs = list(_output_names(module.main))
+    outputs = list(output_names(module.main))
     number = {position: i for i, position in enumerate(arguments)}
+    shapes = _symbolic_shapes(module)
     return Interface(
         inputs=tuple(
-            Input(name=name, role=role, leaf=leaf.get(number[i]) if i in number else None)
+            Input(name=name, role=role, leaf=leaf.get(number[i]) if i in number else None, shape=shapes.get(i))
             for i, (name, role) in enumerate(zip(names, roles, strict=True))
         ),
         outputs=tuple(
@@ -52,7 +69,32 @@ def interface_from_names(module: Module, tuples: tuple[Sequence[Tree], Tree] | N
         complete=False,
         argument_names=roots,
         results=results,
+        notes=() if results is None else class_notes(results=results),
     )
+
+
+def class_notes(arguments: Tree | None = None, results: Tree | None = None) -> tuple[str, ...]:
+    """Says what stands for the classes in a program's trees that this process does not know."""
+    notes: dict[str, None] = {}
+    for node in _unknown_nodes(results):
+        name = node.name or "an object whose class the file does not name"
+        notes[f"{name} comes back as a {'dict of its fields' if _has_fields(node) else 'list of its children'}"] = None
+    for node in _unknown_nodes(arguments):
+        fields = "the same fields, or a dict of these" if _has_fields(node) else "the same children"
+        notes[f"{node.name or 'an object'}, unknown in this process, may be any object with {fields}"] = None
+    return tuple(notes)
+
+
+def _unknown_nodes(tree: Tree | None) -> Iterator[Tree]:
+    if tree is not None:
+        if tree.kind == "custom" and tree.make is None:
+            yield tree
+        for child in tree.children:
+            yield from _unknown_nodes(child)
+
+
+def _has_fields(node: Tree) -> bool:
+    return bool(node.keys) and all(isinstance(key, str) for key in node.keys)
 
 
 def _arguments_from_names(
@@ -74,7 +116,7 @@ def _arguments_from_names(
 def _results_from_names(
     module: Module, tuples: tuple[Sequence[Tree], Tree] | None
 ) -> tuple[Tree | None, list[int] | None]:
-    names = [name for name, role in _output_names(module.main) if role != "token"]
+    names = [name for name, role in output_names(module.main) if role != "token"]
     parsed = [None if name is None else parse_key_path(name) for name in names]
     if parsed and all(found is not None and found[0] in ("result", "") for found in parsed):
         made = tree_from_paths([found[1] for found in parsed if found is not None], whole=True)
@@ -225,7 +267,8 @@ def _inner_names(module: Module) -> dict[Value, str | None]:
     return names
 
 
-def _output_names(main: Function) -> list[tuple[str | None, Any]]:
+def output_names(main: Function) -> list[tuple[str | None, Any]]:
+    """Returns the name and the role of each flat output."""
     attributes = [*main.result_attributes, *[{}] * (len(main.body.results) - len(main.result_attributes))]
     names: list[tuple[str | None, Any]] = []
     for value, own in zip(main.body.results, attributes, strict=True):
@@ -251,3 +294,49 @@ def _suffixes(type_: Type) -> list[str]:
 
 def _padded(attributes: Sequence[Mapping[str, Any]], function: Function) -> list[Mapping[str, Any]]:
     return [*attributes, *[{}] * (len(function.body.arguments) - len(attributes))]
+
+
+# --- symbolic sizes
+
+_SPECIFICATIONS = "polymorphic shapes specifications: "
+_SPECIFICATION = re.compile(r"\.shape = \(((?:[^()]|\([^()]*\))*)\)")
+_COMMA = re.compile(r",(?![^()]*\))")
+
+
+def _symbolic_shapes(module: Module) -> dict[int, tuple[int | str, ...]]:
+    """The sizes of the inputs, as the assertions that JAX exports about them spell them.
+
+    Their message lists every argument of unknown size, in the module's order: `args[0].shape = (b, 3),args[2].shape = (2*b,)`.
+    """
+    main = module.main
+    unknown = [
+        (i, value.type)
+        for i, value in enumerate(main.body.arguments)
+        if isinstance(value.type, TensorType) and not value.type.is_static
+    ]
+    for op in main.body.ops:
+        message = str(op.attributes.get("error_message", "")) if unknown else ""
+        if op.attributes.get("call_target_name") != "shape_assertion" or _SPECIFICATIONS not in message:
+            continue
+        found = [_sizes(text) for text in _SPECIFICATION.findall(message.partition(_SPECIFICATIONS)[2])]
+        shapes = dict(zip((i for i, _ in unknown), found, strict=False))
+        if len(found) == len(unknown) and all(_fits(shapes[i], type_) for i, type_ in unknown):
+            return {i: shape for i, shape in shapes.items() if shape is not None}
+        break
+    return {}
+
+
+def _sizes(text: str) -> tuple[int | str, ...] | None:
+    sizes = [size.strip() for size in _COMMA.split(text) if size.strip()]
+    try:
+        for size in sizes:
+            parse_dimension(size)
+    except FormatError:
+        return None
+    return tuple([int(size) if size.isdecimal() else size for size in sizes])
+
+
+def _fits(shape: tuple[int | str, ...] | None, type_: TensorType) -> bool:
+    if shape is None or len(shape) != len(type_.shape):
+        return False
+    return all(n is None or n == size for n, size in zip(type_.shape, shape, strict=True))

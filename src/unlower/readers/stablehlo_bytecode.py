@@ -39,7 +39,7 @@ def read_bytecode(data: bytes, elision: Elision) -> Module:
       FormatError: damaged bytes, or an artifact of a StableHLO newer than this jaxlib; both versions are named.
     """
     if elision.isolation is not None:
-        return read_isolated("MLIR bytecode", data, elision)
+        return read_isolated("MLIR bytecode", data, elision)[0]
     match = _PRODUCER.match(data)
     producer = match.group(1).decode() if match else ""
     version = _VERSION.fullmatch(producer)

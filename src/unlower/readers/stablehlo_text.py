@@ -35,7 +35,7 @@ def read_stablehlo_text(data: bytes, elision: Elision) -> Module:
       FormatError: text that MLIR cannot parse or verify, with its line and column; elided constants.
     """
     if elision.isolation is not None:
-        return read_isolated("StableHLO text", data, elision)
+        return read_isolated("StableHLO text", data, elision)[0]
     text = mark_mlir_text(decode_utf8(data))
     guard_mlir_text(text, elision.limits)
     plain = _has_plain_strings(text)
