@@ -187,7 +187,7 @@ def test_directories_are_named(tmp_path):
     with pytest.raises(FormatError, match="the folder holds no program\n.*it is empty"):
         read(tmp_path)
     (tmp_path / "saved_model.pb").touch()
-    with pytest.raises(FormatError, match="is a TensorFlow SavedModel"):
+    with pytest.raises(FormatError, match="the SavedModel holds no graph"):
         read(tmp_path)
 
 
