@@ -209,6 +209,20 @@ def strip_weak_type(aval: Any) -> Any:
     return aval.strip_weak_type() if hasattr(aval, "strip_weak_type") else aval
 
 
+def is_array_aval(aval: Any) -> bool:
+    """Whether a type is that of an array, not of a reference, a token or a hijax value."""
+    return isinstance(aval, core.ShapedArray)
+
+
+def hide_frames(*paths: str) -> None:
+    """Keeps our own frames out of what JAX shows as the user's source lines."""
+    for path in paths:
+        source_info_util.register_exclusion(path)
+
+
+hide_frames(__file__)
+
+
 # --- copying equations into the Jaxpr that is being traced
 
 

@@ -8,6 +8,9 @@ Example:
   Array(15., dtype=float32, weak_type=True)
 """
 
+import pathlib
+
+from unlower._jax_compat_interpret import hide_frames
 from unlower.interpret.context import Context
 from unlower.interpret.core import Interpreter
 from unlower.interpret.emissions import Log
@@ -16,3 +19,6 @@ from unlower.interpret.staging import Staged
 from unlower.interpret.values import Box, Type
 
 __all__ = ["OPAQUE", "Box", "Context", "Interpreter", "Log", "Staged", "Type", "higher_order"]
+
+_HERE = pathlib.Path(__file__).parent
+hide_frames(*(str(_HERE / name) for name in ("context", "core", "front", "staging", "trace", "walk", "higher_order")))

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from unlower._jax_compat_interpret import (
     bind_equation,
     canonicalize_value,
+    is_array_aval,
     source_summary,
     typeof,
 )
@@ -167,7 +168,8 @@ class Context:
             raise self.error(
                 RuleError, "a box cannot be bound", "take arrays out of it, or call ctx.interpreter.lower(box)"
             )
-        return bind_equation(self.primitive, values, {**self.params, **overrides} if overrides else self.params)
+        out = bind_equation(self.primitive, values, {**self.params, **overrides} if overrides else self.params)
+        return list(out) if self.primitive.multiple_results else out
 
     def bind_as_declared(self, *values: Any) -> Any:
         """Binds the primitive to operands made arrays of the dtypes that the program declares: for opaque primitives."""
@@ -266,7 +268,7 @@ class Context:
 
     def rebind(self, values: Sequence[Any], **overrides: Any) -> list[Any]:
         """Binds the primitive to leaves, as many as the new parameters want."""
-        return bind_equation(self.primitive, values, {**self.params, **overrides})
+        return list(bind_equation(self.primitive, values, {**self.params, **overrides}))
 
     def finish(self, staged: Staged, leaves: Sequence[Any]) -> list[Any]:
         """Makes an equation's results of its leaves, and passes on what the program inside emitted."""
@@ -285,20 +287,25 @@ class Context:
         handler = find_handler(primitive)
         if handler is not None:
             return handler.apply(self, *values, **self.params)
-        if interpreter.hides_rules(primitive, self.params):
-            raise self.error(
-                UnhandledHigherOrderError,
-                "a program that holds primitives with rules is inside a primitive that nobody has taught",
-                f'teach it: @unlower.interpret.higher_order("{primitive.name}"), or leave that program alone: '
-                f'Interpreter(..., opaque={{"{primitive.name}"}})',
-            )
+        self.refuse_hidden()
         if interpreter.overrides_default:
             values = self.arrays(values)
         return interpreter.default(self, *values, **self.params)
 
+    def refuse_hidden(self) -> None:
+        """Raises UnhandledHigherOrderError if the primitive hides a program that the rules ought to reach."""
+        if self.interpreter.hides_rules(self.primitive, self.params):
+            name = self.primitive.name
+            raise self.error(
+                UnhandledHigherOrderError,
+                "primitives with rules stand in a program that is out of reach, inside",
+                f'leave it alone: Interpreter(..., opaque={{"{name}"}}), give `{name}` itself a rule, '
+                f'or teach it: @unlower.interpret.higher_order("{name}")',
+            )
+
     def arrays(self, values: Sequence[Any]) -> Sequence[Any]:
         """Makes arrays of the scalars that JAX keeps as literals, so that a rule may ask them for anything an array has."""
-        return [v if isinstance(v, (jax.Array, Box)) else _as_array(v) for v in values]
+        return list(map(_as_array, values))
 
     def results(self, out: Any) -> list[Any]:
         """Checks what a rule returned, and makes a list of it."""
@@ -331,7 +338,7 @@ class Context:
                 f"its rule returned {found.str_short(True)} for {aval.str_short(True)}",
                 "keep the shape, or return a Box, which may hold leaves of any shape",
             )
-        return out if isinstance(out, jax.Array) or not hasattr(aval, "dtype") else _as_array(out)
+        return _as_array(out)
 
 
 def _fits(value: Any, aval: Any) -> bool:
@@ -339,7 +346,8 @@ def _fits(value: Any, aval: Any) -> bool:
 
 
 def _as_array(value: Any) -> Any:
-    try:
-        return jnp.asarray(canonicalize_value(value))
-    except TypeError:  # a reference, a token
+    """The array that a scalar or a NumPy array is; references, tokens and hijax values stay what they are."""
+    if isinstance(value, (jax.Array, Box)):
         return value
+    value = canonicalize_value(value)
+    return jnp.asarray(value) if is_array_aval(typeof(value)) else value

@@ -138,7 +138,7 @@ def _parameter_difference(x: Any, y: Any, place: str) -> str | None:
         return None if np.array_equal(x, y) else f"{place}: arrays differ"
     if is_rule(x) or (callable(x) and not inspect.isclass(x)):
         # Functions that make a program when they are called have no equality of their own: traced twice, they are two.
-        return None if isinstance(y, type(x)) or callable(y) else f"{place}: {x!r}, {y!r}"
+        return None if is_rule(y) or callable(y) else f"{place}: {x!r}, {y!r}"
     try:
         return None if x == y or _text(x) == _text(y) else f"{place}: {x!r}, {y!r}"
     except Exception:  # noqa: BLE001 - whatever a parameter's `==` may raise, it is then not known to be equal

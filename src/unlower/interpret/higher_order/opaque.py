@@ -42,26 +42,16 @@ OPAQUE.update(
 )
 OPAQUE.update(dict.fromkeys(["sort"], _ALGORITHM))
 
-PINNED = frozenset(
-    [
-        *(name for name, reason in OPAQUE.items() if reason is _CALLBACK),
-        "custom_partitioning",
-        "pallas_call",
-        "mpmd_map",
-        "core_map",
-        "get",
-        "swap",
-        "addupdate",
-        "masked_load",
-        "masked_swap",
-        "ref_get",
-        "ref_set",
-    ]
-)
-"""Primitives whose operands keep the dtypes that the program declares: foreign code, kernels, and memory with a dtype."""
+_MEMORY = ["new_ref", "get", "swap", "addupdate", "freeze", "accum_grad_in_ref", "masked_load", "masked_swap"]
+_KERNELS = ["pallas_call", "mpmd_map", "core_map", "custom_partitioning"]
+_CALLBACKS = [name for name, reason in OPAQUE.items() if reason is _CALLBACK]
 
 
-@higher_order(*sorted(PINNED), is_quiet=lambda interpreter, params: not interpreter.overrides_default)
+@higher_order(*_MEMORY, *_KERNELS, *_CALLBACKS, is_quiet=lambda interpreter, params: not interpreter.overrides_default)
 def pinned(ctx: Any, *values: Any, **params: Any) -> Any:
-    """Binds the primitive to arrays of the declared dtypes, and leaves alone what is inside."""
+    """Binds a primitive whose operands keep the dtypes that the program declares: memory has one, and so has foreign code.
+
+    A kernel that holds primitives with rules is refused, unless the interpreter's `opaque` names it.
+    """
+    ctx.refuse_hidden()
     return ctx.bind_as_declared(*values)
