@@ -7,12 +7,14 @@ Example:
   Array(2., dtype=float32)
 """
 
+from unlower import interpret
 from unlower.errors import (
     DuplicateRuleError,
     FormatError,
     InvalidModuleError,
     RuleError,
     SignatureError,
+    UnhandledHigherOrderError,
     UnlowerError,
     UnsupportedOpError,
 )
@@ -32,9 +34,11 @@ __all__ = [
     "Program",
     "RuleError",
     "SignatureError",
+    "UnhandledHigherOrderError",
     "UnlowerError",
     "UnsupportedOpError",
     "inspect",
+    "interpret",
     "load",
     "op_rule",
     "op_rules",
