@@ -55,7 +55,9 @@ def test_through_jit_scan_cond_and_checkpoint(style, outer):
 def test_a_branch_not_taken_is_absent(style):
     def f(x):
         def body(c, v):
-            return lax.cond(v > 2, lambda c: checkpoint_name(c + v, "big"), lambda c: checkpoint_name(c - v, "small"), c), v
+            return lax.cond(
+                v > 2, lambda c: checkpoint_name(c + v, "big"), lambda c: checkpoint_name(c - v, "small"), c
+            ), v
 
         return lax.scan(body, x, jnp.arange(1.0, 5.0))
 
@@ -93,7 +95,10 @@ def test_a_while_loop_gives_the_last_iteration(style):
 
 def test_a_branch_in_a_while_loop_keeps_the_last_time_it_was_taken():
     def f(x):
-        body = lambda s: (s[0] + 1, lax.cond(s[0] == 2, lambda y: checkpoint_name(y * 10, "two"), lambda y: y + 1, s[1]))
+        body = lambda s: (
+            s[0] + 1,
+            lax.cond(s[0] == 2, lambda y: checkpoint_name(y * 10, "two"), lambda y: y + 1, s[1]),
+        )
         return lax.while_loop(lambda s: s[0] < 5, body, (0, x))[1]
 
     out, log = harvest(f)(1.0)
@@ -224,8 +229,12 @@ def test_paths_name_every_equation_apart():
 
 
 def test_any_pytree_can_be_emitted():
-    pair = Interpreter({"sin": lambda ctx, x, **params: (ctx.emit("in", {"x": x, "twice": (x, 2.0 * x)}), ctx.bind(x))[1]})
-    _, log = pair.transform(lambda x: lax.scan(lambda c, _: (jnp.sin(c), None), x, None, length=2)[0], with_log=True)(1.0)
+    pair = Interpreter(
+        {"sin": lambda ctx, x, **params: (ctx.emit("in", {"x": x, "twice": (x, 2.0 * x)}), ctx.bind(x))[1]}
+    )
+    _, log = pair.transform(lambda x: lax.scan(lambda c, _: (jnp.sin(c), None), x, None, length=2)[0], with_log=True)(
+        1.0
+    )
     np.testing.assert_allclose(log["in"]["twice"][1], 2 * np.array([1.0, np.sin(1.0)]), rtol=1e-6)
 
 
@@ -235,7 +244,9 @@ def test_nothing_emitted_is_an_empty_log():
 
 
 def test_a_rule_that_runs_elsewhere_has_nobody_to_give_it_to():
-    transform = Interpreter({"cos": lambda ctx, x, **params: (ctx.emit("c", x), ctx.bind(x))[1]}, custom_rules="transform")
+    transform = Interpreter(
+        {"cos": lambda ctx, x, **params: (ctx.emit("c", x), ctx.bind(x))[1]}, custom_rules="transform"
+    )
     g = jax.custom_jvp(jnp.sin)
     g.defjvp(lambda primals, tangents: (g(*primals), jnp.cos(primals[0]) * tangents[0]))
     with pytest.raises(RuleError, match="'c' is emitted in the jvp rule"):

@@ -13,6 +13,8 @@ linear in the text. What has to be looked at closely is found again with its pla
 import re
 from collections.abc import Iterator
 
+import numpy as np
+
 from unlower._jax_compat import HLO_HAS_EXP2
 from unlower.errors import FormatError
 from unlower.readers.hlo.carried import CARRIED_TARGET
@@ -20,7 +22,7 @@ from unlower.readers.hlo.opcodes import ARITIES, words
 from unlower.readers.limits import Limits
 from unlower.readers.text import check_nesting
 
-__all__ = ["guard_hlo_text"]
+__all__ = ["carry_unknown", "guard_hlo_text"]
 
 _MEND = "the file is damaged or was changed; write it again"
 
@@ -28,7 +30,8 @@ _STRINGS = r'"(?:[^"\\\n]|\\.)*"|/\*.*?\*/|//[^\n]*'
 _QUIET = re.compile(_STRINGS, re.DOTALL)
 _LISTS = re.compile(r"\{[^{}=]*\}")
 _PARAMETER = re.compile(r"[{}]|\bparameter\s*\(\s*(-?\d+)\s*\)")
-_LAYOUT = re.compile(r"\b([a-z]\w*\[[^\[\]]*\])\{([^{}]*)\}")
+_NUMBER = re.compile(rb"parameter\s*\(\s*(-?\d+)\s*\)")
+_LAYOUT = re.compile(r"\[[^\[\]]*\]\{[^{}]*\}")
 _FLOAT6 = re.compile(r"\bf6e\w+\[[^\]]*\](?:\{[^}]*\})?\s+constant\s*\(")
 _UNTYPED = re.compile(r"=\s*(?:get-tuple-element|recv|scan)\s*\(")
 _CALLED = "to_apply|calls|called_computations|condition|body|select|scatter|true_computation|false_computation"
@@ -53,12 +56,18 @@ def guard_hlo_text(text: str, limits: Limits) -> str:
     check_nesting(text, limits, "([{", ")]}")
     quiet = _QUIET.sub('""', text)
     _check_shapes(text, quiet)
-    if _INLINE.search(quiet):
+    if _may_be_inline(quiet) and _INLINE.search(quiet):
         text = _move_out(text)
         quiet = _QUIET.sub('""', text)
     _check_parameters(text, quiet)
-    unknown = {name for name in set(_OPCODE.findall(quiet)) if not _is_known(name)}
-    return _carry(text, unknown) if unknown else text
+    return text
+
+
+def carry_unknown(text: str) -> str | None:
+    """Makes the instructions whose opcode the parser does not know custom calls; None if there are none."""
+    unknown = {name for name in set(_OPCODE.findall(_QUIET.sub('""', text))) if not _is_known(name)}
+    carried = _carry(text, unknown) if unknown else text
+    return None if carried == text else carried
 
 
 def _blank(text: str) -> str:
@@ -72,20 +81,29 @@ def _error(what: str, text: str, at: int) -> FormatError:
     return FormatError(f"ill-formed HLO: {what}", where=f"line {line}: {source}", mend=_MEND)
 
 
+_INLINE_STARTS = tuple(f"{name}={{" for name in _CALLED.split("|"))
+_SPACED = ("= {", "=\t{", "=\n{", "=\r", " ={", "\t={", "\n={")
+
+
+def _may_be_inline(quiet: str) -> bool:
+    """Whether a computation may stand inside an instruction: a quick look, by plain searches."""
+    return any(start in quiet for start in (*_INLINE_STARTS, *_SPACED))
+
+
 # --- shapes
 
 
 def _check_shapes(text: str, quiet: str) -> None:
-    for shape, layout in set(_LAYOUT.findall(quiet)):
+    for found in set(_LAYOUT.findall(quiet)):
+        shape, _, layout = found[:-1].partition("]{")
         order = layout.partition(":")[0]
         if not re.fullmatch(r"[\d\s,]*", order):
             continue
-        rank = len([size for size in shape[shape.index("[") + 1 : -1].split(",") if size.strip()])
+        rank = len([size for size in shape[1:].split(",") if size.strip()])
         places = [int(place) for place in order.split(",") if place.strip()]
         if places and sorted(places) != list(range(rank)):
-            at = _find(text, f"{shape}{{{layout}}}")
-            raise _error(f"the layout of {shape}{{{layout}}} is no permutation of its dimensions", text, at)
-    match = _FLOAT6.search(quiet)
+            raise _error(f"the layout of {found} is no permutation of its dimensions", text, _find(text, found))
+    match = _FLOAT6.search(quiet) if "f6e" in quiet else None
     if match:
         raise _error(
             "constants of six-bit floats are not supported by XLA's own parser", text, _find(text, match.group())
@@ -106,9 +124,25 @@ def _find(text: str, what: str) -> int:
 def _check_parameters(text: str, quiet: str) -> None:
     """Checks the numbers of the parameters in each computation, a group of braces that is in no other."""
     # Lists of numbers (layouts, dimensions, groups) are braces too, and far more of them.
-    if _faulty(_LISTS.sub("", quiet)) is not None:
-        numbers, at = _faulty(_blank(text)) or ([], 0)
+    if _may_be_faulty(_LISTS.sub("", quiet).encode()):
+        faulty = _faulty(_blank(text))
+        if faulty is None:
+            return
+        numbers, at = faulty
         raise _error(f"the parameters of a computation have the numbers {', '.join(map(str, numbers))}", text, at)
+
+
+def _may_be_faulty(data: bytes) -> bool:
+    """Whether a computation may have parameters of other numbers than 0, 1, 2, ...: a quick look, all braces at once."""
+    characters = np.frombuffer(data, np.uint8)
+    braces = np.flatnonzero((characters == ord("{")) | (characters == ord("}")))
+    depth = np.cumsum(np.where(characters[braces] == ord("{"), 1, -1))
+    ends = braces[depth == 0]
+    found = [(match.start(), int(match.group(1))) for match in _NUMBER.finditer(data)]
+    groups: dict[int, list[int]] = {}
+    for group, (_, number) in zip(np.searchsorted(ends, [at for at, _ in found]).tolist(), found, strict=True):
+        groups.setdefault(group, []).append(number)
+    return any(sorted(numbers) != list(range(len(numbers))) for numbers in groups.values())
 
 
 def _faulty(text: str) -> tuple[list[int], int] | None:
