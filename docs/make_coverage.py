@@ -14,6 +14,7 @@ DIALECTS = {
     "stablehlo": "StableHLO",
     "chlo": "CHLO",
     "mhlo": "MHLO, as XLA's converter leaves it",
+    "hlo": "HLO, where StableHLO has no operation",
     "sdy": "Shardy",
     "": "Custom calls, by target",
 }

@@ -11,10 +11,11 @@ SOURCE = pathlib.Path(__file__).parent.parent / "src" / "unlower"
 LAYERS = (
     ("errors",),
     ("_registry", "_jax_compat"),
+    ("_jax_compat_interpret",),
     ("ir",),
     ("readers", "ops", "raising", "report", "_xla_child"),
     ("evaluate",),
-    ("binding", "platforms", "signature"),
+    ("binding", "parameters", "platforms", "signature"),
     ("program",),
     ("decompile", "inspection", "verification"),
     ("cli",),
@@ -23,7 +24,7 @@ LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 
 # Packages beside the tower, which rest on a few of its layers only.
 ALLOWED = {
-    "interpret": {"errors", "_registry", "_jax_compat"},
+    "interpret": {"errors", "_registry", "_jax_compat", "_jax_compat_interpret"},
     "amp": {"errors", "_registry", "_jax_compat", "interpret"},
     "transforms": {"errors", "_registry", "_jax_compat", "interpret"},
 }

@@ -11,12 +11,16 @@ PUBLIC = [
     "DuplicateRuleError",
     "FormatError",
     "InvalidModuleError",
+    "Isolation",
+    "Limits",
     "Program",
     "RuleError",
     "SignatureError",
+    "UnhandledHigherOrderError",
     "UnlowerError",
     "UnsupportedOpError",
     "inspect",
+    "interpret",
     "load",
     "op_rule",
     "op_rules",
@@ -51,6 +55,7 @@ def test_errors_derive_from_the_builtin_that_callers_expect():
         "SignatureError": TypeError,
         "DuplicateRuleError": ValueError,
         "RuleError": TypeError,
+        "UnhandledHigherOrderError": NotImplementedError,
     }
     for name, builtin in expected.items():
         assert issubclass(getattr(unlower, name), (unlower.UnlowerError, builtin))

@@ -7,30 +7,38 @@ Example:
   Array(2., dtype=float32)
 """
 
+from unlower import interpret
 from unlower.errors import (
     DuplicateRuleError,
     FormatError,
     InvalidModuleError,
     RuleError,
     SignatureError,
+    UnhandledHigherOrderError,
     UnlowerError,
     UnsupportedOpError,
 )
 from unlower.inspection import inspect
 from unlower.ops import op_rule, op_rules
 from unlower.program import Program, load
+from unlower.readers.isolation import Isolation
+from unlower.readers.limits import Limits
 from unlower.verification import verify
 
 __all__ = [
     "DuplicateRuleError",
     "FormatError",
     "InvalidModuleError",
+    "Isolation",
+    "Limits",
     "Program",
     "RuleError",
     "SignatureError",
+    "UnhandledHigherOrderError",
     "UnlowerError",
     "UnsupportedOpError",
     "inspect",
+    "interpret",
     "load",
     "op_rule",
     "op_rules",

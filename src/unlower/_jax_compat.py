@@ -406,6 +406,27 @@ ragged_dot_in_lax = _lax._ragged_dot_general_impl
 """What `ragged_dot_general` expands to on the CPU, with the same arguments; not exported by jax 0.10 to 0.12."""
 
 
+# --- readers: what HLO's converter knows
+
+
+HLO_HAS_EXP2 = jax.__version_info__ >= (0, 12)
+"""Whether HLO's text parser knows `exp2` and `log2`: that of jaxlib 0.12 does, 0.10 does not."""
+
+
+HLO_HAS_FLOAT6 = jax.__version_info__ >= (0, 12)
+"""Whether HLO has element types of six bits: those of jaxlib 0.12 do, 0.10 does not."""
+
+
+def is_dictionary_attribute(text: str) -> bool:
+    """Whether MLIR reads `text` as a dictionary attribute, which XLA's converter supposes of it without a look."""
+    context = mlir_ir.Context()
+    with context, collect_diagnostics(context):
+        try:
+            return isinstance(mlir_ir.Attribute.parse(text), mlir_ir.DictAttr)
+        except (mlir_ir.MLIRError, ValueError, RuntimeError):
+            return False
+
+
 # --- signature: trees, and what JAX knows of exported and lowered functions
 
 

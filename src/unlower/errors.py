@@ -8,7 +8,8 @@ The tree, each leaf with the builtin a caller would expect to catch::
     ├── UnsupportedOpError      (NotImplementedError)  operations that have no rule, all at once
     ├── SignatureError          (TypeError)            a call that does not fit the program
     ├── DuplicateRuleError      (ValueError)           two rules claim one name
-    └── RuleError               (TypeError)            a rule and its operation disagree
+    ├── RuleError               (TypeError)            a rule and its operation disagree
+    └── UnhandledHigherOrderError (NotImplementedError) a primitive nobody has taught hides a program to be rewritten
 """
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "InvalidModuleError",
     "RuleError",
     "SignatureError",
+    "UnhandledHigherOrderError",
     "UnlowerError",
     "UnsupportedOpError",
 ]
@@ -63,3 +65,7 @@ class DuplicateRuleError(UnlowerError, ValueError):
 
 class RuleError(UnlowerError, TypeError):
     """A rule that cannot take the operands or attributes of its operation."""
+
+
+class UnhandledHigherOrderError(UnlowerError, NotImplementedError):
+    """A primitive that nobody has taught carries a program in which a primitive with a rule stands."""

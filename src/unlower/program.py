@@ -20,10 +20,14 @@ from unlower.ir.interface import Input, Interface, Output, Source
 from unlower.ir.module import Module, Value
 from unlower.ir.types import TensorType
 from unlower.ops import op_rules
+from unlower.parameters import Weights, lift
 from unlower.platforms import choose_platform
 from unlower.raising.loop_order import order_loops
 from unlower.raising.normalize import normalize
+from unlower.raising.slice_sizes import size_slices
 from unlower.readers.detect import read_source
+from unlower.readers.isolation import Isolation
+from unlower.readers.limits import DEFAULT_LIMITS, Limits
 from unlower.report import Signature
 from unlower.signature import signature_of
 
@@ -41,7 +45,11 @@ def load(
     *,
     rules: Mapping[str, Callable[..., Any]] | None = None,
     elided: str | Mapping[str, Any] | None = None,
+    signature: str | None = None,
+    module: str | None = None,
     platform: str | int | None = None,
+    limits: Limits = DEFAULT_LIMITS,
+    isolate: bool | Isolation = False,
 ) -> "Program":
     """Loads an XLA program as a JAX function.
 
@@ -53,9 +61,14 @@ def load(
         call's rule is filed under its target name.
       elided: what stands for constants whose values the file left out: None refuses them, `"zeros"` puts zeros, a mapping
         gives an array for each name.
+      signature: which signature or function of a SavedModel or bundle, where there are several: `"serving_default"`.
+      module: which module of an XLA dump folder, or which XLA program inside a SavedModel; `unlower inspect` lists them.
       platform: of a program that was lowered for several platforms, the one whose branches to take: a name of its own
         (`"gpu"` is whichever of CUDA and ROCm it has), or a number. None takes that of JAX's default backend, or else the
         first.
+      limits: how much the program may ask for: bytes, operations, constants, nesting; each has a default.
+      isolate: whether XLA's and MLIR's own code reads the file in a process of its own, which a hostile file may end; an
+        `Isolation` says what that process may take.
 
     Returns:
       the program, which computes the same bits as the original under XLA.
@@ -75,12 +88,14 @@ def load(
     table = op_rules if rules is None else rules
     # Loading makes many small objects and no garbage: the collector would only walk them again and again.
     with _collector_paused():
-        module, interface = read_source(source, elided=elided)
-        module, interface = choose_platform(Source(normalize(module), interface), platform)
-        module = order_loops(module)
-        check(module)
-        check_supported(module, table)
-        return Program(module, table, interface)
+        found, interface = read_source(
+            source, elided=elided, signature=signature, module=module, limits=limits, isolate=isolate
+        )
+        found, interface = choose_platform(Source(normalize(found), interface), platform)
+        found = size_slices(order_loops(found))
+        check(found)
+        check_supported(found, table)
+        return Program(found, table, interface)
 
 
 @contextlib.contextmanager
@@ -123,6 +138,8 @@ class Program:
         scope = jax.export.SymbolicScope()
         self.in_avals = _structs(body.arguments, inputs, self._given, "arg", scope)
         self.out_avals = _structs(body.results, interface.outputs, self._returned, "out", scope)
+        weights = {str(x.parameter): _tensor(body.arguments[i]) for i, x in enumerate(inputs) if x.role == "parameter"}
+        self._weights = Weights(interface, weights)
         self._static = is_static(module) and not self._dimensions
         if self._static:
             self._jaxpr = splice(module, rules)
@@ -166,6 +183,61 @@ class Program:
         Raises:
           SignatureError: an argument is missing, misplaced or of the wrong type; the message has its path.
         """
+        return self._call(args, kwargs, {})
+
+    @property
+    def parameters(self) -> dict[str, np.ndarray]:
+        """The weights that the file or folder brings, by name; empty where it takes them as arguments or bakes them in.
+
+        Calls use them by default, `apply` uses others. `lift_constants` makes parameters of what is baked in.
+        """
+        return self._weights.arrays()
+
+    def apply(self, parameters: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """Runs the program with other weights: the functional form, for training.
+
+        Args:
+          parameters: arrays by name, of the shapes and dtypes in `self.parameters`; those that are left out keep the file's
+            values, so a part of a model can be trained alone.
+          *args: as of a call.
+          **kwargs: as of a call.
+
+        Raises:
+          SignatureError: a name or an array that does not fit, or as of a call.
+
+        Example:
+          >>> import jax, jax.numpy as jnp, numpy as np, unlower
+          >>> frozen = unlower.load(jax.jit(lambda x: x @ np.arange(20.0, dtype="f4")).lower(jnp.ones(20)))
+          >>> program = frozen.lift_constants()
+          >>> (name,) = program.parameters
+          >>> loss = lambda parameters, x: program.apply(parameters, x)
+          >>> jax.grad(loss)(program.parameters, jnp.ones(20))[name].shape
+          (20,)
+        """
+        return self._call(args, kwargs, parameters)
+
+    def lift_constants(self, *, min_elements: int = 17, match: Any = None) -> "Program":
+        """Makes parameters of the weights that are baked into the program, so that it can be fine-tuned.
+
+        Weights are float constants whose elements are not all the same; integers never are. Constants with the same bytes
+        become one parameter. They are named by the scope and operand of what first uses them (`encoder/dot_general.rhs`).
+
+        Args:
+          min_elements: the number of elements from which on a constant is a weight.
+          match: where to take names from: a mapping from name to array, a pytree of arrays, or the path of a safetensors or
+            `.npz` file. A constant that has the bytes of an array there gets its name, however small it is, and becomes a
+            parameter of its shape; so does one that equals exactly one transpose of exactly one array.
+
+        Returns:
+          a new program, which gives the same results; its `parameters` hold what was lifted, beside those of this one.
+
+        Raises:
+          FormatError: a damaged checkpoint.
+        """
+        lifted = lift(self.module, self.interface, min_elements=min_elements, match=match)
+        return self if lifted.module is self.module else Program(lifted.module, self._rules, lifted.interface)
+
+    def _call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], parameters: Mapping[str, Any]) -> Any:
         if self._binder is None:
             if kwargs:
                 raise SignatureError(
@@ -176,7 +248,7 @@ class Program:
         else:
             found = self._binder(args, kwargs)
             arrays = [self._leaf(found, i) for i in self._given]
-        results = self.flat(*arrays)
+        results = self._run(arrays, parameters)
         outputs = [self.interface.outputs[i] for i in self._returned]
         results = [_as_seen(result, output.dtype) for result, output in zip(results, outputs, strict=True)]
         if self.interface.results is None:
@@ -193,9 +265,14 @@ class Program:
         Raises:
           SignatureError: the number, a shape or a dtype differs; the message has the expected and the given signature.
         """
-        inputs = self._fill(self._checked(arrays))
+        return self._run(arrays, {})
+
+    def _run(self, arrays: Sequence[Any], parameters: Mapping[str, Any]) -> tuple[Any, ...]:
+        inputs = self._fill(self._checked(arrays), parameters)
         if any(isinstance(argument, Tracer) for argument in inputs):
-            results = self._bind(*inputs)
+            # Equations are staged here, a program's worth of small objects and no garbage.
+            with _collector_paused():
+                results = self._bind(*inputs)
         else:
             # Without this JAX would narrow the program's 64-bit arguments on their way in.
             with jax.enable_x64(True):
@@ -204,7 +281,7 @@ class Program:
 
     # --- the module's inputs
 
-    def _fill(self, arrays: Sequence[Any], parameters: Mapping[str, Any] | None = None) -> list[Any]:
+    def _fill(self, arrays: Sequence[Any], parameters: Mapping[str, Any]) -> list[Any]:
         """Puts beside the caller's arrays what else the module takes; dimensions that are solved come later.
 
         Args:
@@ -214,7 +291,7 @@ class Program:
         inputs: list[Any] = [None] * len(self.interface.inputs)
         for i, array in zip(self._given, arrays, strict=True):
             inputs[i] = array
-        weights = self.interface.parameters if parameters is None else parameters
+        weights = self._weights.choose(parameters)
         for i, declared in enumerate(self.interface.inputs):
             if declared.role == "parameter":
                 inputs[i] = weights[str(declared.parameter)]
@@ -224,7 +301,7 @@ class Program:
 
     def original_inputs(self, arrays: Sequence[Any]) -> list[Any]:
         """Returns what the module in the file takes for the arrays that `flat` takes: the platform index too, for one."""
-        inputs = self._with_dimensions(self._fill(self._checked(arrays)))
+        inputs = self._with_dimensions(self._fill(self._checked(arrays), {}))
         for position, value in sorted(self.interface.fixed.items()):
             inputs.insert(position, value)
         return inputs

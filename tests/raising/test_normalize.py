@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from unlower._jax_compat import convert_hlo_to_stablehlo, hlo_text_to_proto
 from unlower.errors import InvalidModuleError
 from unlower.ir.attributes import OutputOperandAlias, Symbol
 from unlower.ir.check import check
@@ -14,6 +15,11 @@ from unlower.raising.normalize import normalize
 from unlower.readers.detect import read
 
 F32, I32 = TensorType((2,), "f32"), TensorType((), "i32")
+
+
+def converted(text):
+    """What XLA's converter makes of HLO text that nothing has rewritten before."""
+    return convert_hlo_to_stablehlo(hlo_text_to_proto(text))
 
 
 def normalized(text):
@@ -151,7 +157,7 @@ def test_names_of_tuple_arguments_lead_to_their_leaves():
 
 def test_asynchronous_operations_become_what_they_wrap():
     module = normalized(
-        """HloModule m
+        converted("""HloModule m
         x { p = f32[2] parameter(0) ROOT n = f32[2] negate(p) }
         ENTRY e { a = f32[2] parameter(0)
           s = ((f32[2]), f32[2], s32[]) async-start(a), calls=x
@@ -161,7 +167,7 @@ def test_asynchronous_operations_become_what_they_wrap():
           ag = (f32[2], f32[4]) all-gather-start(a), dimensions={0}, replica_groups={{0,1}}
           agd = f32[4] all-gather-done(ag)
           w = f32[2] async-done(u)
-          ROOT t = (f32[2], f32[2], f32[4]) tuple(w, cd, agd) }"""
+          ROOT t = (f32[2], f32[2], f32[4]) tuple(w, cd, agd) }""")
     )
     assert drawn(module) == ["(v0)", "v1 = call(v0)", "v2 = call(v0)", "v3 = all_gather(v0)", "-> v1, v2, v3"]
     callees = [op.attributes.get("callee") for op in module.main.body.ops]
@@ -171,11 +177,11 @@ def test_asynchronous_operations_become_what_they_wrap():
 
 def test_a_started_collective_keeps_its_region():
     module = normalized(
-        """HloModule m
+        converted("""HloModule m
         add { a = f32[] parameter(0) b = f32[] parameter(1) ROOT s = f32[] add(a, b) }
         ENTRY e { a = f32[2] parameter(0)
           s = f32[2] all-reduce-start(a), replica_groups={}, to_apply=add
-          ROOT d = f32[2] all-reduce-done(s) }"""
+          ROOT d = f32[2] all-reduce-done(s) }""")
     )
     (op,) = module.main.body.ops
     assert op.name == "stablehlo.all_reduce"

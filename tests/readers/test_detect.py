@@ -134,16 +134,20 @@ NO_PROGRAMS = {
     "empty": (b"", "the input is empty"),
     "blank": (b" \n\n", "the input is empty"),
     "pickle": (pickle.dumps({"a": 1}, protocol=5), "this is a pickle"),
-    "zip": (saved_zip(), r"this is a zip archive \(a PyTorch .pt2"),
+    "zip": (saved_zip(), "this is a PyTorch checkpoint or TorchScript archive"),
     "tflite": (b"\x1c\0\0\0TFL3" + bytes(40), "this is a TFLite model"),
     "iree": (b"\x1c\0\0\0IREE" + bytes(40), "this is an IREE module"),
     "npy": (b"\x93NUMPY\x01\0" + bytes(40), "this is NumPy array data"),
     "safetensors": (b'\x0a\0\0\0\0\0\0\0{"a":{}}  ' + bytes(8), "this is a safetensors file"),
     "elf": (b"\x7fELF" + bytes(40), "this is machine code"),
-    "saved model": (b"\x08\x01\x12\x0a\x0a\x08\x12\x06serve" + bytes(20), "this is a TensorFlow SavedModel graph"),
+    "saved model": (
+        b"\x08\x01\x12\x0a\x0a\x08\x12\x06serve" + bytes(20),
+        "this is the graph of a TensorFlow SavedModel",
+    ),
     "random": (bytes(range(200, 256)) * 4, "no XLA program in a known format"),
-    "json": (b'{"name": "forward"}', "text, but neither an HLO nor a StableHLO module"),
-    "prose": (b"Total bytes used: 34796\n", "text, but neither an HLO nor a StableHLO module"),
+    "json": (b'{"name": "forward"}', "this is JSON"),
+    "buffer assignment": (b"Total bytes used: 34796\n", "this is a buffer assignment of XLA"),
+    "prose": (b"Dear reader,\nthis is a letter.\n", "text, but neither an HLO nor a StableHLO module"),
     "gzip of nothing": (gzip.compress(b""), "the input is empty"),
     "cut gzip": (gzip.compress(PROTO)[:-20], "damaged gzip data"),
     "broken gzip": (b"\x1f\x8b" + bytes(20), "damaged gzip data"),
@@ -180,10 +184,10 @@ def test_a_newer_artifact_names_both_versions():
 
 
 def test_directories_are_named(tmp_path):
-    with pytest.raises(FormatError, match="is a directory.*\n.*it is empty"):
+    with pytest.raises(FormatError, match="the folder holds no program\n.*it is empty"):
         read(tmp_path)
     (tmp_path / "saved_model.pb").touch()
-    with pytest.raises(FormatError, match="is a TensorFlow SavedModel"):
+    with pytest.raises(FormatError, match="the SavedModel holds no graph"):
         read(tmp_path)
 
 
@@ -220,9 +224,10 @@ def test_quantized_types_are_named():
 
 
 def test_errors_of_the_converter_are_format_errors():
-    tuple_constant = hlo_text_to_proto("HloModule m\nENTRY e {\n ROOT c = (f32[2],f32[1]) constant(({1,2},{3})) }")
-    with pytest.raises(FormatError, match="XLA cannot convert this HLO module"):
-        read(tuple_constant)
+    parameters = "p = f32[2] parameter(0)  i = s32[2] parameter(1)"
+    mixed = hlo_text_to_proto(f"HloModule m\nENTRY e {{ {parameters}  ROOT c = f32[2] add(p, i) }}")
+    with pytest.raises(FormatError, match="StableHLO that does not verify"):
+        read(mixed)
 
 
 def test_reading_prints_nothing(capfd):

@@ -51,13 +51,16 @@ class Interner:
 
     def op(self, op: Op) -> tuple[Any, ...]:
         """Returns the key of an operation: everything about it but which values it reads and makes."""
-        known, intern = self._identities, self.intern
-        types = [known.get(id(v.type)) for v in op.operands] + [known.get(id(v.type)) for v in op.results]
-        if None in types:
-            types = [intern(v.type) for v in op.operands] + [intern(v.type) for v in op.results]
-        attributes = [(name, intern(value)) for name, value in op.attributes.items()] if op.attributes else ()
+        known, operands, results = self._identities, op.operands, op.results
+        try:
+            types = [known[id(value.type)] for value in operands]
+            types += [known[id(value.type)] for value in results]
+            attributes = known[id(op.attributes)]
+        except KeyError:
+            types = [self.intern(value.type) for value in (*operands, *results)]
+            attributes = self.intern(op.attributes)
         regions = [self.region(region).key for region in op.regions] if op.regions else ()
-        return (op.name, len(op.operands), *types, *attributes, *regions)
+        return (op.name, attributes, len(operands), *types, *regions)
 
     def region(self, region: Region) -> RegionInfo:
         """Returns the key and captures of a region."""

@@ -5,9 +5,9 @@ from typing import Any
 
 from unlower._jax_compat import is_registered_target
 from unlower.errors import UnsupportedOpError
-from unlower.ir.module import CALLS, CONSTANTS, CUSTOM_CALLS, Module, Op, Value, walk
+from unlower.ir.module import CALLS, CONSTANTS, CUSTOM_CALLS, Module, Op, walk
 from unlower.ir.printer import print_place
-from unlower.ir.types import DTYPES, QuantizedElement, TensorType, TokenType
+from unlower.ir.types import DTYPES, QuantizedElement, TensorType, TokenType, Type
 from unlower.ops.custom_calls.misc import ffi_fallback
 
 __all__ = ["check_supported", "find_rule", "is_static", "unsupported_ops"]
@@ -22,40 +22,41 @@ _SHOWN = 20
 def find_rule(op: Op, rules: Mapping[str, Callable[..., Any]]) -> Callable[..., Any] | None:
     """Returns the rule of an operation (by target name for custom calls), or None."""
     if op.name in CUSTOM_CALLS:
-        target = op.attributes.get("call_target_name", "")
-        rule = rules.get(target)
-        if rule is None and is_registered_target(str(target)):
-            return ffi_fallback
-        return rule
+        return _find_target(str(op.attributes.get("call_target_name", "")), rules)
     return rules.get(op.name)
+
+
+def _find_target(target: str, rules: Mapping[str, Callable[..., Any]]) -> Callable[..., Any] | None:
+    rule = rules.get(target)
+    return ffi_fallback if rule is None and is_registered_target(target) else rule
 
 
 def unsupported_ops(module: Module, rules: Mapping[str, Callable[..., Any]]) -> Iterator[tuple[str, int, Op, str]]:
     """Yields function, index, operation and reason for everything in the module that cannot be evaluated."""
-    # Most operations and types occur again and again; what was once found good needs no second look.
-    good_names, good_types = set(_STRUCTURAL), set[int]()
+    vocabulary = module.vocabulary
+    reasons = {
+        name: f"no rule for {name}" for name in vocabulary.names - _STRUCTURAL - CUSTOM_CALLS if name not in rules
+    }
+    targets = {
+        target: f"no rule for the custom call {target!r}"
+        for target in vocabulary.targets
+        if _find_target(target, rules) is None
+    }
+    types = {id(type_): f"no arrays of type {type_}" for type_ in vocabulary.types if not _is_array(type_)}
+    if not (reasons or targets or types):
+        return
     for function in module.functions.values():
         for index, op in enumerate(walk(function.body)):
-            reason = None
-            for value in (*op.operands, *op.results):
-                if id(value.type) not in good_types:
-                    if not _has_array_type(value):
-                        reason = f"no arrays of type {value.type}"
-                        break
-                    good_types.add(id(value.type))
-            name = op.name
-            if reason is None and name not in good_names:
-                if find_rule(op, rules) is None:
-                    target = op.attributes.get("call_target_name")
-                    reason = f"no rule for {name}" if target is None else f"no rule for the custom call {target!r}"
-                elif name not in CUSTOM_CALLS:
-                    good_names.add(name)
+            values = (*op.operands, *op.results)
+            reason = next((types[id(value.type)] for value in values if id(value.type) in types), None)
+            if reason is None:
+                is_custom = op.name in CUSTOM_CALLS
+                reason = targets.get(op.attributes.get("call_target_name", "")) if is_custom else reasons.get(op.name)
             if reason is not None:
                 yield function.name, index, op, reason
 
 
-def _has_array_type(value: Value) -> bool:
-    type_ = value.type
+def _is_array(type_: Type) -> bool:
     if isinstance(type_, TensorType):
         return not isinstance(type_.element, QuantizedElement) and type_.element in DTYPES
     return isinstance(type_, TokenType)
@@ -85,22 +86,10 @@ def check_supported(module: Module, rules: Mapping[str, Callable[..., Any]]) -> 
 
 def is_static(module: Module) -> bool:
     """Whether every size in the module is known, so that it can be evaluated before it is called."""
-    good: set[int] = set()
-    for function in module.functions.values():
-        values = [*function.body.arguments]
-        for op in walk(function.body):
-            if op.name in _READS_SHAPES:
-                return False
-            values.extend(op.results)
-            for region in op.regions:
-                values.extend(region.arguments)
-        for value in values:
-            type_ = value.type
-            if id(type_) not in good:
-                if isinstance(type_, TensorType) and not type_.is_static:
-                    return False
-                good.add(id(type_))
-    return True
+    vocabulary = module.vocabulary
+    if not vocabulary.names.isdisjoint(_READS_SHAPES):
+        return False
+    return all(type_.is_static for type_ in vocabulary.types if isinstance(type_, TensorType))
 
 
 _READS_SHAPES = frozenset(

@@ -7,7 +7,7 @@ Regions have one block, and a terminator is not an operation here: its operands 
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from unlower.ir.types import Type
 
@@ -22,6 +22,7 @@ __all__ = [
     "Op",
     "Region",
     "Value",
+    "Vocabulary",
     "walk",
 ]
 
@@ -125,6 +126,14 @@ class Function:
     attributes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
+class Vocabulary(NamedTuple):
+    """What occurs in a module: names of operations, targets of custom calls, and types (equal ones may occur twice)."""
+
+    names: frozenset[str]
+    targets: frozenset[str]
+    types: tuple[Type, ...]
+
+
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Module:
     """A program: functions by name, one of which is the entry.
@@ -140,6 +149,15 @@ class Module:
     functions: Mapping[str, Function]
     entry: str
     attributes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    _vocabulary: Vocabulary | None = dataclasses.field(default=None, init=False, repr=False)
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """What occurs in the module, gathered once: most questions about a module are about its few kinds of operations."""
+        if self._vocabulary is None:
+            object.__setattr__(self, "_vocabulary", _vocabulary(self))
+        assert self._vocabulary is not None
+        return self._vocabulary
 
     @property
     def main(self) -> Function:
@@ -153,3 +171,22 @@ def walk(region: Region) -> Iterator[Op]:
         yield op
         for inner in op.regions:
             yield from walk(inner)
+
+
+def _vocabulary(module: Module) -> Vocabulary:
+    names: set[str] = set()
+    targets: set[str] = set()
+    types: dict[int, Type] = {}
+    regions = [function.body for function in module.functions.values()]
+    for region in regions:  # grows while it is walked
+        for value in region.arguments:
+            types[id(value.type)] = value.type
+        for op in region.ops:
+            names.add(op.name)
+            for value in op.results:
+                types[id(value.type)] = value.type
+            if op.regions:
+                regions.extend(op.regions)
+            elif op.name in CUSTOM_CALLS:
+                targets.add(str(op.attributes.get("call_target_name", "")))
+    return Vocabulary(frozenset(names), frozenset(targets), tuple(types.values()))

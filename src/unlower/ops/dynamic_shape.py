@@ -84,17 +84,36 @@ def real_dynamic_slice(op: Op, operand: Array, start_indices: Array, limit_indic
     known = isinstance(start_indices, np.ndarray) and isinstance(limit_indices, np.ndarray)
     if not known and op.type.is_static and all(step == 1 for step in steps):
         # Where the size is fixed the limit follows from the start.
-        starts = [
-            primitives.squeeze_p.bind(
-                primitives.slice_p.bind(start_indices, start_indices=(i,), limit_indices=(i + 1,), strides=None),
-                dimensions=(0,),
-            )
-            for i in range(operand.ndim)
-        ]
-        return primitives.dynamic_slice_p.bind(operand, *starts, slice_sizes=op.type.shape)
+        return _dynamic_slice(operand, start_indices, op.type.shape)
     return primitives.slice_p.bind(
         operand,
         start_indices=known_integers(op, "start", start_indices),
         limit_indices=known_integers(op, "limit", limit_indices),
         strides=None if all(step == 1 for step in steps) else steps,
     )
+
+
+@op_rule("raised.dynamic_slice", specialize=True)
+def dynamic_slice(op: Op, operand: Array, start_indices: Array, slice_sizes: Array, strides: Array) -> Array:
+    """Takes a strided block that starts where the data say, of a size given as an operand; see `raising.slice_sizes`."""
+    sizes, steps = known_integers(op, "size", slice_sizes), known_integers(op, "stride", strides)
+    if isinstance(start_indices, np.ndarray):
+        starts = known_integers(op, "start", start_indices)
+        limits = tuple(a + n for a, n in zip(starts, sizes, strict=True))
+        block = primitives.slice_p.bind(operand, start_indices=starts, limit_indices=limits, strides=None)
+    else:
+        block = _dynamic_slice(operand, start_indices, sizes)
+    if all(step == 1 for step in steps):
+        return block
+    return primitives.slice_p.bind(block, start_indices=(0,) * block.ndim, limit_indices=block.shape, strides=steps)
+
+
+def _dynamic_slice(operand: Array, start_indices: Array, sizes: tuple[int, ...]) -> Array:
+    starts = [
+        primitives.squeeze_p.bind(
+            primitives.slice_p.bind(start_indices, start_indices=(i,), limit_indices=(i + 1,), strides=None),
+            dimensions=(0,),
+        )
+        for i in range(operand.ndim)
+    ]
+    return primitives.dynamic_slice_p.bind(operand, *starts, slice_sizes=sizes)

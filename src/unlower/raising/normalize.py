@@ -37,12 +37,14 @@ def normalize(module: Module) -> Module:
     Raises:
       InvalidModuleError: a tuple index out of range, or an asynchronous operation without a start.
     """
-    changed: dict[str, Function] = {}
-    for name, function in module.functions.items():
-        if _concerned(function.body):
-            changed[name] = _Rewriter(module, function).function()
-    if not changed:
+    vocabulary = module.vocabulary
+    if vocabulary.names.isdisjoint(_HANDLED) and TupleType not in map(type, vocabulary.types):
         return module
+    changed = {
+        name: _Rewriter(module, function).function()
+        for name, function in module.functions.items()
+        if _concerned(function.body)
+    }
     return dataclasses.replace(module, functions={**module.functions, **changed})
 
 

@@ -1,10 +1,11 @@
 """Finds the reader for a source, by content and never by name.
 
 A new format is one line in `FORMATS` (bytes) or `LIVE` (objects); what looks like a program but is none that can be
-read is one line in `FOREIGN`, so that the error says what the file is and what to do with it.
+read is one line in `foreign.FOREIGN`, so that the error says what the file is and what to do with it.
 """
 
 import gzip
+import io
 import os
 import pathlib
 import re
@@ -20,17 +21,23 @@ from unlower.errors import FormatError
 from unlower.ir.interface import ExportRecord, Source
 from unlower.ir.module import Module
 from unlower.readers.elision import Elision
+from unlower.readers.folders import Content, dump_contents, pick_from_dump
+from unlower.readers.foreign import FOREIGN
 from unlower.readers.hlo_proto import is_hlo_proto, read_hlo_proto
 from unlower.readers.hlo_text import is_hlo_text, read_hlo_text
+from unlower.readers.isolation import Isolation
 from unlower.readers.jax_export import is_jax_export, read_jax_export, read_record
+from unlower.readers.limits import DEFAULT_LIMITS, Limits
 from unlower.readers.live import read_exported, read_lowered
 from unlower.readers.mlir_module import module_from_mlir
 from unlower.readers.names import interface_from_names
-from unlower.readers.stablehlo_bytecode import MAGIC, is_bytecode, read_bytecode
+from unlower.readers.stablehlo_bytecode import is_bytecode, read_bytecode
 from unlower.readers.stablehlo_text import is_stablehlo_text, read_stablehlo_text
 from unlower.readers.text import first_token
+from unlower.readers.tf_saved_model import SavedModel, is_saved_model_path, read_saved_model
+from unlower.readers.torch_export import bundle_contents, is_torch_bundle, read_torch_bundle
 
-__all__ = ["FOREIGN", "FORMATS", "LIVE", "Foreign", "Format", "read", "read_source", "source_bytes"]
+__all__ = ["FORMATS", "LIVE", "Format", "contents", "read", "read_source", "sniff", "source_bytes"]
 
 
 class Format(NamedTuple):
@@ -42,14 +49,6 @@ class Format(NamedTuple):
     name: str
     matches: Callable[[bytes], bool]
     read: Callable[[bytes, Elision], Module | Source]
-
-
-class Foreign(NamedTuple):
-    """What bytes can be besides: its name, whether bytes are of it, and what the caller should do."""
-
-    name: str
-    matches: Callable[[bytes], bool]
-    mend: str
 
 
 FORMATS: list[Format] = [
@@ -70,73 +69,33 @@ LIVE: list[tuple[type, Callable[[Any, Elision], Module | Source]]] = [
 """Live objects, by class."""
 
 
-def _starts(*magics: bytes, at: int = 0) -> Callable[[bytes], bool]:
-    return lambda data: data[at:].startswith(magics) if at == 0 else data[at : at + 16].startswith(magics)
-
-
-def _is_saved_model(data: bytes) -> bool:
-    # SavedModel: schema version 1, then a MetaGraphDef whose MetaInfoDef comes first.
-    return data.startswith(b"\x08\x01\x12") and b"\n" in data[3:8]
-
-
-FOREIGN: list[Foreign] = [
-    Foreign(
-        "a pickle (a serialized PJRT executable, perhaps)",
-        lambda data: data[:1] == b"\x80" and data[1:2] in b"\x02\x03\x04\x05" and len(data) > 2,
-        "pickles are never loaded, since they can run code; keep the lowered module instead, jax.jit(f).lower(...)",
-    ),
-    Foreign(
-        "a TFLite model",
-        _starts(b"TFL3", at=4),
-        "TFLite is no XLA program; load the model before its conversion to TFLite",
-    ),
-    Foreign(
-        "an IREE module (.vmfb)",
-        _starts(b"IREE", at=4),
-        "it is compiled code; load the StableHLO that was given to IREE",
-    ),
-    Foreign(
-        "a zip archive (a PyTorch .pt2 or checkpoint, or .npz, perhaps)",
-        _starts(b"PK\x03\x04", b"PK\x05\x06"),
-        "export the program to StableHLO, for PyTorch with torchax.export.exported_program_to_stablehlo",
-    ),
-    Foreign(
-        "a TensorFlow SavedModel graph",
-        _is_saved_model,
-        "get the module by tf.function(...).experimental_get_compiler_ir(...)(stage='hlo_serialized')",
-    ),
-    Foreign(
-        "a damaged jax.export file, or another file that holds a StableHLO artifact",
-        lambda data: MAGIC + b"\rStableHLO_v" in data,
-        "copy the file again; the artifact in it, which starts with the bytes `ML\\xefR`, can be loaded by itself",
-    ),
-    Foreign("NumPy array data", _starts(b"\x93NUMPY"), "this holds weights, no program"),
-    Foreign("an HDF5 file", _starts(b"\x89HDF\r\n\x1a\n"), "this holds weights, no program"),
-    Foreign(
-        "a safetensors file",
-        lambda data: len(data) > 8 and data[8:9] == b"{" and int.from_bytes(data[:8], "little") < len(data),
-        "this holds weights, no program",
-    ),
-    Foreign(
-        "machine code or LLVM bitcode",
-        _starts(b"\x7fELF", b"BC\xc0\xde", b"\xcf\xfa\xed\xfe", b"MZ"),
-        "it is compiled already; load the module it was compiled from",
-    ),
-]
-"""What is no program, tried in order after `FORMATS`."""
-
+_DAMAGED = "the file is damaged or was made to do this; write it again"
+_PIECE = 1 << 20
 _EXPORT_HINT = "pass an HLO or StableHLO module, as text, proto or bytecode"
 _TEXT_START = re.compile(rb"HloModule\b|module\b|\"?builtin\.module\b|\"?func\.func\b|//|/\*")
 
 
-def read_source(source: Any, *, elided: str | Mapping[str, Any] | None = None) -> Source:
+def read_source(
+    source: Any,
+    *,
+    elided: str | Mapping[str, Any] | None = None,
+    signature: str | None = None,
+    module: str | None = None,
+    limits: Limits = DEFAULT_LIMITS,
+    isolate: bool | Isolation = False,
+) -> Source:
     """Reads a program and its interface.
 
     Args:
-      source: a path; the bytes or the text of a module; a `jax.stages.Lowered`, `jax.export.Exported` or MLIR module.
-        A `str` is text if it holds a line break or starts as a module does, and a path otherwise.
+      source: a path of a file or folder; the bytes or the text of a module; a `jax.stages.Lowered`,
+        `jax.export.Exported` or MLIR module. A `str` is text if it holds a line break or starts as a module does, and
+        a path otherwise.
       elided: what stands for constants whose values the file left out: None refuses them, `"zeros"` puts zeros, a
         mapping gives an array for each name.
+      signature: which signature or function of a SavedModel or bundle, where there are several.
+      module: which module of a dump folder, or which XLA program inside a SavedModel.
+      limits: how much the program may ask for.
+      isolate: whether XLA's and MLIR's own code reads in a process of its own, and what that may take.
 
     Raises:
       FormatError: damaged, elided or foreign input; the message says what it is and what to do.
@@ -148,8 +107,13 @@ def read_source(source: Any, *, elided: str | Mapping[str, Any] | None = None) -
       >>> [op.name for op in found.module.main.body.ops], len(found.interface.inputs)
       (['stablehlo.negate'], 1)
     """
-    elision = Elision(elided)
-    found = _read(source, elision)
+    elision = Elision(elided, limits=limits, isolation=Isolation() if isolate is True else isolate or None)
+    try:
+        found = _read(source, elision, signature, module)
+    except MemoryError:
+        raise FormatError("it takes more memory than there is", mend=_DAMAGED) from None
+    except RecursionError:
+        raise FormatError("it nests attributes or types too deeply", mend=_DAMAGED) from None
     elision.finish()
     return found if isinstance(found, Source) else Source(found, interface_from_names(found))
 
@@ -165,49 +129,92 @@ def read(source: Any, *, elided: str | Mapping[str, Any] | None = None) -> Modul
     return read_source(source, elided=elided).module
 
 
-def _read(source: Any, elision: Elision) -> Module | Source:
+def _read(source: Any, elision: Elision, signature: str | None, module: str | None) -> Module | Source:
     for kind, reader in LIVE:
         if isinstance(source, kind):
+            _refuse_choice(type(source).__name__, signature, module)
             return reader(source, elision)
-    return _read_bytes(source_bytes(source), elision)
+    path = source_path(source)
+    if path is not None:
+        if is_saved_model_path(path):
+            return read_saved_model(path, elision, signature=signature, module=module)
+        if path.is_dir() and is_torch_bundle(path):
+            _refuse_choice("a torch_xla bundle", None, module)
+            return read_torch_bundle(path, elision, function=signature)
+        if path.is_dir():
+            _refuse_choice("a folder of modules", signature, None)
+            return _read(pick_from_dump(path, sniff, module), elision, None, None)
+    _refuse_choice("a file with one program", signature, module)
+    return _read_bytes(source_bytes(source, elision.limits), elision)
 
 
-def source_bytes(source: Any) -> bytes:
-    """Returns the bytes of a path, of text or of bytes, unzipped.
+def _refuse_choice(what: str, signature: str | None, module: str | None) -> None:
+    for name, value in (("signature", signature), ("module", module)):
+        if value is not None:
+            raise FormatError(f"{what} has no {name} {value!r} to choose", mend=f"leave {name}= out")
+
+
+def contents(path: pathlib.Path) -> list[Content]:
+    """Lists what a folder holds, and how to load it; nothing for a file."""
+    if is_saved_model_path(path):
+        return SavedModel(path).contents()
+    if not path.is_dir():
+        return []
+    return bundle_contents(path) if is_torch_bundle(path) else dump_contents(path, sniff)
+
+
+def sniff(path: pathlib.Path) -> tuple[str, bool]:
+    """Says what a file is by its content, and whether it is a program that can be read."""
+    try:
+        data = source_bytes(path)
+    except (FormatError, OSError) as error:
+        return f"not readable: {str(error).splitlines()[0]}", False
+    for format_ in FORMATS:
+        if format_.matches(data):
+            return format_.name, True
+    for foreign in FOREIGN:
+        if foreign.matches(data):
+            return f"{foreign.name}, no XLA program", False
+    return ("text" if _is_text(data[:4096]) else "unknown"), False
+
+
+def source_bytes(source: Any, limits: Limits = DEFAULT_LIMITS) -> bytes:
+    """Returns the bytes of a path, of text or of bytes, unzipped, as far as the limits allow.
 
     Raises:
       FormatError: an empty string, a directory, or damaged gzip data.
       OSError: a path that cannot be read.
       TypeError: a source of another class.
     """
+    path = source_path(source)
+    if path is not None:
+        if path.is_dir():
+            raise FormatError(f"{path} is a folder, not a file with a program", mend="pass one file of it")
+        _check_size(path.stat().st_size, limits)
+        return _unzipped(path.read_bytes(), limits)
     if isinstance(source, str):
-        if "\n" in source or _TEXT_START.match(source[:64].lstrip().encode()):
-            return source.encode()
-        if not source:
-            raise FormatError("an empty string: neither a path nor a module", mend=_EXPORT_HINT)
-        source = pathlib.Path(source)
-    if isinstance(source, os.PathLike):
-        return _gunzip(_load(pathlib.Path(source)))
+        return _unzipped(source.encode(), limits)
     if isinstance(source, bytes | bytearray | memoryview):
-        return _gunzip(bytes(source))
+        return _unzipped(bytes(source), limits)
     raise TypeError(
         f"cannot load a {type(source).__module__}.{type(source).__qualname__}: a path, bytes, text, "
         "jax.stages.Lowered, jax.export.Exported or an MLIR module is expected"
     )
 
 
-def _load(path: pathlib.Path) -> bytes:
-    if not path.is_dir():
-        return path.read_bytes()
-    names = sorted(entry.name for entry in path.iterdir())
-    if "saved_model.pb" in names:
-        what = "a TensorFlow SavedModel"
-        mend = "get the module by tf.function(...).experimental_get_compiler_ir(...)(stage='hlo_serialized')"
-    elif "functions" in names:
-        what, mend = "a torch_xla bundle", f"pass the module in it, {path / 'functions' / 'forward.bytecode'}"
-    else:
-        what, mend = "a directory", f"pass one file of it: {', '.join(names[:8]) or 'it is empty'}"
-    raise FormatError(f"{path} is {what}, not a file with a program", mend=mend)
+def source_path(source: Any) -> pathlib.Path | None:
+    """Returns the path that a source is, or None where it is text, bytes or an object.
+
+    Raises:
+      FormatError: an empty string.
+    """
+    if isinstance(source, str):
+        if "\n" in source or _TEXT_START.match(source[:64].lstrip().encode()):
+            return None
+        if not source:
+            raise FormatError("an empty string: neither a path nor a module", mend=_EXPORT_HINT)
+        return pathlib.Path(source)
+    return pathlib.Path(source) if isinstance(source, os.PathLike) else None
 
 
 def _read_bytes(data: bytes, elision: Elision) -> Module | Source:
@@ -228,13 +235,25 @@ def _read_bytes(data: bytes, elision: Elision) -> Module | Source:
     raise FormatError(f"this is {kind}", where=f"it starts with {start!r}", mend=_EXPORT_HINT)
 
 
-def _gunzip(data: bytes) -> bytes:
+def _unzipped(data: bytes, limits: Limits) -> bytes:
+    _check_size(len(data), limits)
     if not data.startswith(b"\x1f\x8b"):
         return data
     try:
-        return gzip.decompress(data)
+        with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
+            # A few kilobytes can hold gigabytes of zeros, so piece by piece.
+            pieces, size = [], 0
+            while size <= limits.input_bytes and (piece := file.read(_PIECE)):
+                pieces.append(piece)
+                size += len(piece)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise FormatError(f"damaged gzip data: {error}", mend="copy the file again; it is cut off or changed") from None
+    _check_size(size, limits)
+    return b"".join(pieces)
+
+
+def _check_size(size: int, limits: Limits) -> None:
+    limits.check("input_bytes", size, f"the source has {size:,} bytes")
 
 
 def _is_text(data: bytes) -> bool:

@@ -15,6 +15,7 @@ from unlower.errors import FormatError
 from unlower.ir.attributes import DenseElements
 from unlower.ir.types import TensorType
 from unlower.readers.constants import own
+from unlower.readers.limits import DEFAULT_LIMITS, Limits
 
 __all__ = ["ELIDED_TARGET", "Elision", "mark_hlo_text", "mark_mlir_text"]
 
@@ -28,16 +29,26 @@ _MLIR_NAME = re.compile(r"%([\w$.\-]+)(?::\d+)?\s*=[^\n]*$")
 
 
 class Elision:
-    """What the caller wants for elided constants, and what was met.
+    """What the caller wants of a reader: for elided constants, of which it keeps those that were met; and how to read.
 
     Args:
-      wish: None to refuse, `"zeros"`, or a mapping from name to array.
+      wish: for elided constants, None to refuse, `"zeros"`, or a mapping from name to array.
+      limits: how much the program may ask for.
+      isolation: the limits of the process of its own that reads it; None to read in this one.
 
     Raises:
       ValueError: another wish.
     """
 
-    def __init__(self, wish: str | Mapping[str, Any] | None = None):
+    def __init__(
+        self,
+        wish: str | Mapping[str, Any] | None = None,
+        *,
+        limits: Limits = DEFAULT_LIMITS,
+        isolation: Any = None,
+    ):
+        self.limits = limits
+        self.isolation = isolation
         if not (wish is None or wish == "zeros" or isinstance(wish, Mapping)):
             raise ValueError(f'elided={wish!r}: None, "zeros" or a mapping from name to array is expected')
         self._wish = wish

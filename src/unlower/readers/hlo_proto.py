@@ -10,18 +10,18 @@ from unlower._jax_compat import mlir_ir as ir
 from unlower.errors import FormatError
 from unlower.ir.interface import Source
 from unlower.ir.module import Module
-from unlower.readers.elision import ELIDED_TARGET, Elision
+from unlower.readers.elision import Elision
+from unlower.readers.hlo.guard import guard
+from unlower.readers.hlo.model import read_model
+from unlower.readers.hlo.rewrite import rewrite
 from unlower.readers.hlo_tuples import with_tuples
-from unlower.readers.mlir_module import module_from_mlir
-from unlower.readers.stablehlo_bytecode import has_plain_strings
+from unlower.readers.isolation import read_isolated
+from unlower.readers.limits import DEFAULT_LIMITS, Limits
+from unlower.readers.mlir_module import bytecode_of, module_from_bytecode
 from unlower.readers.stablehlo_text import mlir_message
-from unlower.readers.wire import BYTES, encode_field, fields, first, replace_messages, varints
+from unlower.readers.wire import BYTES, fields
 
-__all__ = ["is_hlo_proto", "module_from_hlo_proto", "read_hlo_proto", "unwrap"]
-
-_COMPUTATIONS, _INSTRUCTIONS = 3, 2
-_NAME, _OPCODE, _SHAPE, _LITERAL, _TARGET, _BACKEND_CONFIG = 1, 2, 3, 8, 28, 43
-_IS_CONSTANT = encode_field(_OPCODE, b"constant")
+__all__ = ["is_hlo_proto", "module_from_hlo_proto", "prepare", "read_hlo_proto", "unwrap"]
 
 
 def is_hlo_proto(data: bytes) -> bool:
@@ -33,18 +33,22 @@ def read_hlo_proto(data: bytes, elision: Elision) -> Module | Source:
     """Reads an HloModuleProto, HloProto, HloSnapshot or HloUnoptimizedSnapshot.
 
     Raises:
-      FormatError: damaged bytes, literals without payload, what the converter refuses.
+      FormatError: damaged bytes, literals without payload, what the converter refuses, more than the limits allow.
     """
     module = unwrap(data)
     assert module is not None, "sniffed before"
-    return module_from_hlo_proto(_mark_elided(module), elision)
+    return module_from_hlo_proto(module, elision)
 
 
 def module_from_hlo_proto(module: bytes, elision: Elision) -> Module | Source:
-    """Converts a serialized HloModuleProto to StableHLO and reads that."""
+    """Checks and rewrites a serialized HloModuleProto, converts it to StableHLO and reads that."""
+    if elision.isolation is not None:
+        return with_tuples(read_isolated("HLO proto", module, elision)[0], module)
     try:
-        bytecode = convert_hlo_to_stablehlo(module)
+        bytecode = convert_hlo_to_stablehlo(prepare(module, elision.limits))
     except (RuntimeError, ValueError) as error:
+        if isinstance(error, FormatError):
+            raise
         raise FormatError(
             f"XLA cannot convert this HLO module: {str(error).splitlines()[0]}",
             mend="if the file is whole, remove or rewrite the instruction named, or export the program as StableHLO",
@@ -52,7 +56,7 @@ def module_from_hlo_proto(module: bytes, elision: Elision) -> Module | Source:
     context = new_mlir_context()
     with context:
         try:
-            parsed = ir.Module.parse(bytecode)
+            bytecode = bytecode_of(ir.Module.parse(bytecode))
         except (ir.MLIRError, ValueError, RuntimeError) as error:
             what, where = mlir_message(str(error))
             raise FormatError(
@@ -60,7 +64,19 @@ def module_from_hlo_proto(module: bytes, elision: Elision) -> Module | Source:
                 where=where,
                 mend="the module breaks HLO's own rules, or uses an instruction that StableHLO cannot say",
             ) from None
-    return with_tuples(module_from_mlir(parsed, elision, careful=not has_plain_strings(bytecode)), module)
+    del context
+    return with_tuples(module_from_bytecode(bytecode, elision), module)
+
+
+def prepare(module: bytes, limits: Limits = DEFAULT_LIMITS) -> bytes:
+    """Returns the module as XLA's converter can take it: checked, and rewritten where it must be.
+
+    Raises:
+      FormatError: it is ill-formed, with computation and instruction; or there is more of it than the limits allow.
+    """
+    model = read_model(module, limits.nesting)
+    guard(model, limits)
+    return rewrite(model)
 
 
 def unwrap(data: bytes) -> bytes | None:
@@ -89,51 +105,3 @@ def _is_text(value: bytes) -> bool:
         return value.decode().isprintable()
     except UnicodeDecodeError:
         return False
-
-
-def _mark_elided(module: bytes) -> bytes:
-    """Puts a custom call in the place of each constant whose literal has no payload."""
-    names: dict[str, int] = {}
-
-    def instruction(data: bytes) -> bytes | None:
-        if _IS_CONSTANT not in data:
-            return None
-        values = {f.number: data[f.start : f.stop] for f in fields(data) if f.kind == BYTES}
-        if values.get(_OPCODE) != b"constant" or _has_payload(values.get(_LITERAL, b""), values.get(_SHAPE, b"")):
-            return None
-        name = values.get(_NAME, b"constant").decode("utf-8", "replace")
-        names[name] = count = names.get(name, 0) + 1
-        kept = [data[a:b] for number, a, b in _spans(data) if number not in (_OPCODE, _LITERAL)]
-        return b"".join(
-            [
-                *kept,
-                encode_field(_OPCODE, b"custom-call"),
-                encode_field(_TARGET, ELIDED_TARGET.encode()),
-                encode_field(_BACKEND_CONFIG, (name if count == 1 else f"{name}#{count}").encode()),
-            ]
-        )
-
-    def computation(data: bytes) -> bytes | None:
-        return replace_messages(data, _INSTRUCTIONS, instruction)
-
-    return replace_messages(module, _COMPUTATIONS, computation) or module
-
-
-def _spans(data: bytes) -> list[tuple[int, int, int]]:
-    """Returns `(number, start, stop)` of each field, key included."""
-    spans, at = [], 0
-    for field in fields(data):
-        spans.append((field.number, at, field.stop))
-        at = field.stop
-    return spans
-
-
-def _has_payload(literal: bytes, shape: bytes) -> bool:
-    """Whether a literal holds elements; LiteralProto: field 1 is the shape, every other one but 14 holds elements."""
-    if any(field.number not in (1, 14) for field in fields(literal)):
-        return True
-    # No elements: right for an array of size 0 and for the empty tuple.
-    shape = first(literal, 1) or shape
-    element_types = varints(shape, 2)
-    is_tuple = element_types == [13]
-    return is_tuple or 0 in varints(shape, 3)

@@ -10,14 +10,18 @@ from unlower.errors import FormatError
 from unlower.ir.interface import Source
 from unlower.ir.module import Module
 from unlower.readers.elision import Elision, mark_hlo_text
+from unlower.readers.hlo.text_guard import carry_unknown, guard_hlo_text
 from unlower.readers.hlo_proto import module_from_hlo_proto
+from unlower.readers.hlo_tuples import with_tuples
+from unlower.readers.isolation import read_isolated
 from unlower.readers.text import decode_utf8, first_token
 
-__all__ = ["is_hlo_text", "keep_negative_zeros", "read_hlo_text"]
+__all__ = ["is_hlo_text", "keep_negative_zeros", "proto_from_hlo_text", "read_hlo_text"]
 
 _LAYOUT = re.compile(r"^\s*HloModule\b[^\n]*entry_computation_layout=", re.MULTILINE)
 _ENTRY = re.compile(r"^\s*ENTRY\b", re.MULTILINE)
 _NEGATIVE_ZERO = re.compile(r"(?<=[({,\s])-0(?=[)},\s])")
+_MAYBE_NEGATIVE_ZERO = re.compile(r"-0[)},\s]")
 _FLOAT_CONSTANT = re.compile(r"(\b(?:b?f|c)\d\w*\[[^\]]*\](?:\{[^}]*\})? constant)(\([-\d.,\s{}()a-z+*/=]*)")
 _WAS_PARSING = re.compile(r"was parsing (\d+):(\d+): error: ([^\n]*)")
 
@@ -33,20 +37,35 @@ def read_hlo_text(data: bytes, elision: Elision) -> Module | Source:
     Raises:
       FormatError: text that XLA cannot parse, with its line and column; elided constants; what the converter refuses.
     """
-    text = mark_hlo_text(keep_negative_zeros(decode_utf8(data)))
+    if elision.isolation is not None:
+        module, proto = read_isolated("HLO text", data, elision)
+        return with_tuples(module, proto)
+    return module_from_hlo_proto(proto_from_hlo_text(data, elision), elision)
+
+
+def proto_from_hlo_text(data: bytes, elision: Elision) -> bytes:
+    """Parses HLO text to a serialized HloModuleProto; raises as `read_hlo_text` does."""
+    text = guard_hlo_text(mark_hlo_text(keep_negative_zeros(decode_utf8(data))), elision.limits)
     if _LAYOUT.search(text) and not _ENTRY.search(text):
         # XLA would take the last computation for the entry; its converter ends the process when the layout disagrees.
         raise FormatError("the HLO text has no ENTRY computation", mend="the file is cut off; copy or dump it again")
     try:
-        proto = hlo_text_to_proto(text)
+        return hlo_text_to_proto(text)
     except (RuntimeError, ValueError) as error:
-        raise _error(str(error), text) from None
-    return module_from_hlo_proto(proto, elision)
+        # The parser may not know an opcode; the module can do without its knowledge.
+        carried = carry_unknown(text)
+        if carried is None:
+            raise _error(str(error), text) from None
+    try:
+        return hlo_text_to_proto(carried)
+    except (RuntimeError, ValueError) as error:
+        raise _error(str(error), carried) from None
 
 
 def keep_negative_zeros(text: str) -> str:
     """Spells the `-0` of float constants `-0.0`: XLA prints the former, and its parser reads that as the integer 0."""
-    if not _NEGATIVE_ZERO.search(text):
+    # The first search is quick, since it begins with something rare.
+    if not _MAYBE_NEGATIVE_ZERO.search(text) or not _NEGATIVE_ZERO.search(text):
         return text
 
     def constant(match: re.Match[str]) -> str:

@@ -8,9 +8,9 @@ from unlower.errors import FormatError
 from unlower.ir.interface import LEAF, Source, Tree
 from unlower.ir.module import Module
 from unlower.readers.names import interface_from_names, leaf_types
-from unlower.readers.wire import BYTES, fields, first, varints
+from unlower.readers.wire import BYTES, encode_field, fields, first, varints
 
-__all__ = ["read_tuples", "with_tuples"]
+__all__ = ["program_shape", "read_tuples", "with_tuples"]
 
 _PROGRAM_SHAPE, _PARAMETERS, _RESULT = 4, 1, 2
 _ELEMENT_TYPE, _ELEMENTS = 2, 4
@@ -50,6 +50,12 @@ def read_tuples(proto: bytes) -> tuple[list[Tree], Tree] | None:
         return parameters, _tree(result)
     except (FormatError, _Token):
         return None
+
+
+def program_shape(proto: bytes) -> bytes:
+    """Returns what `read_tuples` reads of a serialized HloModuleProto, as a proto with nothing else."""
+    shape = first(proto, _PROGRAM_SHAPE)
+    return b"" if shape is None else encode_field(_PROGRAM_SHAPE, shape)
 
 
 class _Token(Exception):  # noqa: N818 - no error, a way out

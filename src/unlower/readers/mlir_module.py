@@ -1,34 +1,34 @@
-"""A module of the MLIR bindings -> `unlower.ir`.
+"""A module of the MLIR bindings -> `unlower.ir`, by way of its bytecode.
 
-One pass over what the entry can reach. Every MLIR type and attribute is uniqued in its context, so each is decoded once
-and found again by object; locations are read through `NameLoc.name_str`, a hundred times cheaper than their text.
-Nothing of MLIR stays referenced from the result.
+MLIR writes a module at a microsecond an operation; the bytes are read here at a fraction of what it costs to ask the
+bindings for each operand, type and attribute. In version 4 of the format every operation names one attribute dictionary,
+so what many operations share is decoded once and is one object. Nothing of MLIR stays referenced from the result.
 """
 
 import gc
+import io
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
-
-from unlower._jax_compat import mlir_ir as ir
 from unlower.errors import FormatError, InvalidModuleError
-from unlower.ir.attributes import IntArray, Symbol, Unparsed
 from unlower.ir.module import Function, Location, Module, Op, Region, Value
-from unlower.ir.types import TensorType, Type
-from unlower.readers.constants import dense_from_attribute, dense_from_blob, dense_from_text, resources_from_text
 from unlower.readers.elision import ELIDED_TARGET, Elision
-from unlower.readers.mlir_attributes import parse_structured, plain_decoders
-from unlower.readers.mlir_types import parse_type
+from unlower.readers.hlo.carried import CARRIED_TARGET
+from unlower.readers.mlir_bytecode import Bytecode, varint
+from unlower.readers.mlir_tables import Tables
 
-__all__ = ["module_from_mlir"]
+__all__ = ["bytecode_of", "module_from_bytecode", "module_from_mlir"]
+
+_VERSION = 4
+"""The last version of the format that keeps all attributes of an operation in one dictionary."""
 
 _TERMINATORS = frozenset(["func.return", "mhlo.return", "sdy.return", "stablehlo.return", "vhlo.return_v1"])
 _NO_ATTRIBUTES: Mapping[str, Any] = MappingProxyType({})
+_HAS_ATTRIBUTES, _HAS_RESULTS, _HAS_OPERANDS, _HAS_SUCCESSORS, _HAS_REGIONS, _HAS_USE_ORDERS = 1, 2, 4, 8, 16, 32
 
 
-def module_from_mlir(module: Any, elision: Elision | None = None, *, careful: bool = False) -> Module:
+def module_from_mlir(module: Any, elision: Elision | None = None) -> Module:
     """Builds the IR of an MLIR module.
 
     Functions that the entry cannot reach are left out: XLA's converter emits the body of every region once more as a
@@ -37,34 +37,41 @@ def module_from_mlir(module: Any, elision: Elision | None = None, *, careful: bo
     Args:
       module: a module of the bindings; only read, and not referenced afterwards.
       elision: decides about constants without values, and is to be finished by the caller. None: they are refused.
-      careful: the module may hold names that are not UTF-8; the bindings end the process when asked for one, so
-        locations are left out.
 
     Raises:
       InvalidModuleError: no entry function, or control flow between blocks.
-      FormatError: constant data that is left out, or does not fit its type; names that are not UTF-8.
+      FormatError: constant data that is left out, or does not fit its type.
+    """
+    asked = Elision() if elision is None else elision
+    built = module_from_bytecode(bytecode_of(module), asked)
+    if elision is None:
+        asked.finish()
+    return built
+
+
+def bytecode_of(module: Any) -> bytes:
+    """Writes an MLIR module as the bytecode that `module_from_bytecode` reads; the module can go before that is read."""
+    file = io.BytesIO()
+    module.operation.write_bytecode(file, desired_version=_VERSION)
+    return file.getvalue()
+
+
+def module_from_bytecode(data: bytes, elision: Elision) -> Module:
+    """Builds the IR of bytecode in version 4 of the format, as `bytecode_of` has it written.
+
+    Raises:
+      InvalidModuleError: no entry function, or control flow between blocks.
+      FormatError: damaged bytes; constant data that is left out, or does not fit its type.
     """
     # The many small objects made here would start the collector again and again, for nothing: none is garbage.
     collecting = gc.isenabled()
     gc.disable()
     try:
-        with module.context:
-            asked = Elision() if elision is None else elision
-            builder = _Builder(module, asked, careful)
-            try:
-                built = builder.build()
-            except RuntimeError as error:
-                # What the bindings raise for a string that Python cannot hold.
-                if "conversion error" not in str(error):
-                    raise
-                raise FormatError(
-                    "a name in the module is not UTF-8", mend="the file is damaged; copy or write it again"
-                ) from None
-            finally:
-                builder.close()
-        if elision is None:
-            asked.finish()
-        return built
+        return _Builder(Bytecode(data), elision).build()
+    except (IndexError, KeyError, TypeError, ValueError, OverflowError) as error:
+        if isinstance(error, FormatError | InvalidModuleError):
+            raise
+        raise FormatError(f"damaged MLIR bytecode: {error}", mend="copy or write the file again") from error
     finally:
         if collecting:
             gc.enable()
@@ -84,44 +91,67 @@ class _Draft:
         self.location = location
 
 
+class _Header(NamedTuple):
+    """An operation at the top of a module: where its region starts, if it has one, and where it stops."""
+
+    name: str
+    attributes: Mapping[str, Any]
+    region: int | None
+    stop: int
+
+
+class _Block(NamedTuple):
+    """The only block of a region: how many values the region defines, how many operations it has."""
+
+    values: int
+    ops: int
+    has_arguments: bool
+
+
+class _DraftValue:
+    """A `Value` that is being filled in, likewise."""
+
+    __slots__ = Value.__slots__
+
+    def __init__(self, number: int, type_: Any):
+        self.number = number
+        self.type = type_
+
+
 class _Builder:
     """The state of one pass: what was decoded already, and which functions are still to be read."""
 
-    def __init__(self, module: Any, elision: Elision, careful: bool):
-        self._module: Any = module
-        self._elision = elision
-        self._types: dict[Any, Type] = {}
-        self._interned: dict[Any, Any] = {}
-        self._attributes: dict[Any, Any] = {}
-        self._locations: dict[Any, Location | None] = {}
-        self._places: dict[Any, Location] = {}
-        self._symbols: list[str] = []
+    def __init__(self, bytecode: Bytecode, elision: Elision):
+        self._bytecode, self._data, self._elision = bytecode, bytecode.data, elision
+        self._tables = Tables(bytecode, elision)
         self._number = 0
-        self._resources: dict[str, bytes] | None = None
-        self._decoders = plain_decoders(self._attribute, self._type, careful)
-        self._decoders[ir.FlatSymbolRefAttr] = self._symbol
-        if careful:
-            self._location = lambda location: None
-        for name in ("DenseIntElementsAttr", "DenseFPElementsAttr", "DenseElementsAttr"):
-            self._decoders[getattr(ir, name)] = self._dense
+
+    # --- the module, and its functions
 
     def build(self) -> Module:
-        functions: dict[str, Any] = {}
+        """Reads the module's own operation, then every function that can be reached from the entry."""
+        data = self._data
+        top = self._header(self._bytecode.ir + 1)  # after a block of one operation
+        if top.name != "builtin.module" or top.region is None:
+            raise InvalidModuleError(f"{top.name} where a module is expected", mend="only modules can be loaded")
+        functions: dict[str, tuple[dict[str, Any], _Header]] = {}
         public: list[str] = []
         meshes: dict[str, Any] = {}
-        for op in self._module.body.operations:
-            op = op.operation
-            if op.name == "func.func":
-                attributes = op.attributes
-                name = attributes["sym_name"].value
-                functions[name] = op
-                if "sym_visibility" not in attributes or attributes["sym_visibility"].value == "public":
+        block, at = self._open_block(varint(data, top.region)[1])
+        for _ in range(block.ops):
+            header = self._header(at)
+            at = header.stop
+            attributes = dict(header.attributes)
+            if header.name == "func.func":
+                name = attributes.pop("sym_name")
+                functions[name] = attributes, header
+                if attributes.get("sym_visibility", "public") == "public":
                     public.append(name)
-            elif op.name == "sdy.mesh":
-                meshes[op.attributes["sym_name"].value] = self._attribute(op.attributes["mesh"])
+            elif header.name == "sdy.mesh":
+                meshes[attributes["sym_name"]] = attributes["mesh"]
             else:
                 raise InvalidModuleError(
-                    f"{op.name} at the top of a module", mend="only functions and meshes belong there"
+                    f"{header.name} at the top of a module", mend="only functions and meshes belong there"
                 )
         if not public:
             raise InvalidModuleError(
@@ -130,224 +160,273 @@ class _Builder:
         entry = "main" if "main" in public else public[0]
         built: dict[str, Function] = {}
         waiting = [entry]
+        self._tables.symbols.clear()
         while waiting:
             name = waiting.pop()
             if name in built or name not in functions:
                 continue
-            built[name] = self._function(name, functions[name])
+            built[name] = self._function(name, *functions[name])
             # Attributes are decoded once, and only while a function is read: these are the functions it refers to.
-            waiting.extend(reversed(self._symbols))
-            self._symbols.clear()
-        operation = self._module.operation
-        attributes = self._attribute_dict(operation)
+            waiting.extend(reversed(self._tables.symbols))
+            self._tables.symbols.clear()
+        attributes = dict(top.attributes)
         name = attributes.pop("sym_name", "module")
         if meshes:
             attributes["sdy.meshes"] = meshes
         return Module(str(name), built, entry, attributes)
 
-    def close(self) -> None:
-        """Lets go of every MLIR object: the decoders refer to the builder, and a cycle would keep the context alive."""
-        self._module = None
-        self._types.clear()
-        self._attributes.clear()
-        self._locations.clear()
-
-    # --- types, attributes, locations
-
-    def _type(self, type_: Any) -> Type:
-        try:
-            return self._types[type_]
-        except KeyError:
-            parsed = parse_type(str(type_))
-            parsed = self._types[type_] = self._interned.setdefault(parsed, parsed)
-            return parsed
-
-    def _attribute(self, attribute: Any) -> Any:
-        value = self._attributes.get(attribute)
-        if value is None:
-            decoder = self._decoders.get(type(attribute))
-            value = self._other(attribute) if decoder is None else decoder(attribute)
-            self._attributes[attribute] = value
-        return value
-
-    def _symbol(self, attribute: Any) -> Symbol:
-        self._symbols.append(attribute.value)
-        return Symbol(attribute.value)
-
-    def _dense(self, attribute: Any) -> Any:
-        type_ = self._type(attribute.type)
-        if isinstance(type_, TensorType):
-            return dense_from_attribute(attribute, type_)
-        if str(attribute.type).endswith("xindex>") or str(attribute.type) == "tensor<index>":
-            values = np.asarray(attribute)
-            if values.ndim == 1:  # layouts
-                return IntArray(values.tolist(), "index")
-        return Unparsed(str(attribute))
-
-    def _other(self, attribute: Any) -> Any:
-        text = str(attribute)
-        if text.startswith("dense_resource<"):
-            return self._resource(text)
-        return parse_structured(text)
-
-    def _resource(self, text: str) -> Any:
-        name, _, type_text = text[len("dense_resource<") :].partition("> : ")
-        name = name.strip('"')
-        type_ = parse_type(type_text)
-        if not isinstance(type_, TensorType):
-            return Unparsed(text)
-        if self._resources is None:
-            self._resources = resources_from_text(str(self._module))
-        blob = self._resources.get(name)
-        if blob is None:
-            return self._elision.fill(name, type_)
-        return dense_from_blob(blob, type_, name)
-
-    def _attribute_dict(self, op: Any) -> dict[str, Any]:
-        attributes = op.attributes
-        decoded = {}
-        for name in attributes:
-            try:
-                attribute = attributes[name]
-            except TypeError:
-                # Complex constants: the bindings have no class for them and refuse to hand the attribute out.
-                decoded[name] = self._hidden_attribute(op, name)
-                continue
-            decoded[name] = self._attribute(attribute)
-        return decoded
-
-    def _hidden_attribute(self, op: Any, name: str) -> Any:
-        text = op.get_asm(print_generic_op_form=True, use_local_scope=True, skip_regions=True)
-        return _attribute_from_text(text, name)
-
-    def _location(self, location: Any) -> Location | None:
-        kind = type(location)
-        if kind is ir.FileLineColLoc and location.filename == "-":
-            # MLIR's own: the place in the text that was read. Each is met once, so no look-up.
-            return Location(None, "<text>", location.start_line)
-        key = location.attr  # uniqued, which locations are not
-        try:
-            return self._locations[key]
-        except KeyError:
-            place = self._locations[key] = self._read_location(location)
-            return place
-
-    def _read_location(self, location: Any) -> Location | None:
-        """Reads the name, and the line of the innermost frame."""
-        name = None
-        if type(location) is ir.NameLoc:
-            name = location.name_str
-            location = location.child_loc
-        while type(location) is ir.CallSiteLoc:
-            location = location.callee
-        if type(location) is ir.NameLoc:
-            # Python frames: `"function"("file":line)`.
-            location = location.child_loc
-        if type(location) is not ir.FileLineColLoc:
-            place = (name, None, None)
-        elif location.filename == "-":
-            place = (name, "<text>", location.start_line)
-        else:
-            place = (name, location.filename, location.start_line)
-        return None if place == (None, None, None) else self._places.setdefault(place, Location(*place))
-
-    # --- functions
-
-    def _function(self, name: str, op: Any) -> Function:
-        attributes = self._attribute_dict(op)
-        blocks = list(op.regions[0].blocks)
+    def _function(self, name: str, attributes: dict[str, Any], header: "_Header") -> Function:
+        self._number = 0
+        blocks, at = (0, 0) if header.region is None else varint(self._data, header.region)
         if not blocks:
             raise InvalidModuleError(f"@{name} is declared but not defined", mend="link its definition into the module")
-        self._number = 0
-        body = self._region(op.regions[0], {}, name)
+        body, locations, _ = self._region(at, blocks, [], name)
         inputs, outputs = len(body.arguments), len(body.results)
         visibility = attributes.pop("sym_visibility", "public")
         argument_attributes = attributes.pop("arg_attrs", ()) or ({},) * inputs
         result_attributes = attributes.pop("res_attrs", ()) or ({},) * outputs
-        for key in ("sym_name", "function_type"):
-            attributes.pop(key, None)
-        locations = tuple([self._location(a.location) if hasattr(a, "location") else None for a in blocks[0].arguments])
+        attributes.pop("function_type", None)
         return Function(name, body, visibility, argument_attributes, result_attributes, locations, attributes)
 
-    def _region(self, region: Any, values: dict[Any, Value], function: str) -> Region:
-        blocks = list(region.blocks)
-        if not blocks:
-            return Region((), (), ())
-        if len(blocks) > 1:
+    def _header(self, at: int) -> "_Header":
+        """Reads an operation at the top of a module, which has neither operands nor results, but not what is in it."""
+        data = self._data
+        name, at = varint(data, at)
+        mask = data[at]
+        _, at = varint(data, at + 1)
+        attributes = _NO_ATTRIBUTES
+        if mask & _HAS_ATTRIBUTES:
+            index, at = varint(data, at)
+            attributes = self._tables.attributes[index]
+        if mask & ~(_HAS_ATTRIBUTES | _HAS_REGIONS):
+            raise ValueError("an operation with operands or results at the top of a module")
+        region = None
+        if mask & _HAS_REGIONS:
+            count, at = varint(data, at)
+            if count != 3:
+                raise ValueError("a function of several regions, or that uses values from outside")
+            region, at = self._section(at)
+        return _Header(self._bytecode.op_names[name], attributes, region, at)
+
+    def _section(self, at: int) -> tuple[int, int]:
+        """Returns the start and the stop of the section that wraps the regions of an isolated operation."""
+        data = self._data
+        aligned = data[at] & 0x80
+        length, at = varint(data, at + 1)
+        if aligned:
+            alignment, at = varint(data, at)
+            at += -at % alignment
+        return at, at + length
+
+    # --- regions
+
+    def _open_block(self, at: int) -> tuple["_Block", int]:
+        """Opens the only block of the region whose number of values stands at `at`."""
+        values, at = varint(self._data, at)
+        encoding, at = varint(self._data, at)
+        if values > len(self._data):
+            raise ValueError("more values than bytes")
+        return _Block(values, encoding >> 1, bool(encoding & 1)), at
+
+    def _arguments(
+        self, at: int, values: list[Any], first: int
+    ) -> tuple[tuple[Value, ...], tuple[Location | None, ...], int]:
+        data, types = self._data, self._tables.types
+        count, at = varint(data, at)
+        arguments: list[Any] = []
+        locations: list[Location | None] = []
+        for _ in range(count):
+            encoding, at = varint(data, at)
+            located = None
+            if encoding & 1:
+                index, at = varint(data, at)
+                located = self._tables.location(index)
+            value = _DraftValue(self._number, types[encoding >> 1])
+            value.__class__ = Value  # pyright: ignore[reportAttributeAccessIssue]
+            self._number += 1
+            arguments.append(value)
+            locations.append(located)
+        values[first : first + count] = arguments
+        at += 1
+        if data[at - 1]:
+            at = self._skip_use_orders(at, count)
+        return tuple(arguments), tuple(locations), at
+
+    def _skip_use_orders(self, at: int, results: int) -> int:
+        """Skips the order in which the uses of values are listed in memory, which means nothing."""
+        data = self._data
+        count = 1
+        if results > 1:
+            count, at = varint(data, at)
+        for _ in range(count):
+            if results > 1:
+                _, at = varint(data, at)
+            indices, at = varint(data, at)
+            for _ in range(indices >> 1):
+                _, at = varint(data, at)
+        return at
+
+    def _region(
+        self, at: int, blocks: int, values: list[Any], function: str
+    ) -> tuple[Region, tuple[Location | None, ...], int]:
+        """Reads a region whose number of values stands at `at`; its values are numbered on from those around it."""
+        if blocks != 1:
             raise InvalidModuleError(
-                f"a region with {len(blocks)} blocks in @{function}",
+                f"a region with {blocks} blocks in @{function}",
                 mend="use the structured control flow of StableHLO (while, if, case)",
             )
-        # This loop is what reading costs: bound names, no calls where a look-up does.
-        type_of, known = self._types.get, self._attributes.get
-        read_type, read_attribute, locate, inner = self._type, self._attribute, self._location, self._region
+        outer = len(values)
+        block, at = self._open_block(at)
+        values.extend([None] * block.values)
+        arguments: tuple[Value, ...] = ()
+        locations: tuple[Location | None, ...] = ()
+        if block.has_arguments:
+            arguments, locations, at = self._arguments(at, values, outer)
+        ops, results, at = self._operations(at, block.ops, values, outer + len(arguments), function)
+        del values[outer:]
+        return Region(arguments, ops, results), locations, at
+
+    def _regions(self, at: int, values: list[Any], function: str) -> tuple[tuple[Region, ...], int]:
+        """Reads the regions of an operation; those that use no value from around stand in a section, numbered anew."""
+        data = self._data
+        count, at = varint(data, at)
+        stop = 0
+        if count & 1:
+            at, stop = self._section(at)
+            values = []
+        regions = []
+        for _ in range(count >> 1):
+            blocks, at = varint(data, at)
+            if blocks:
+                region, _, at = self._region(at, blocks, values, function)
+                regions.append(region)
+            else:
+                regions.append(Region((), (), ()))
+        return tuple(regions), stop or at
+
+    def _operations(
+        self, at: int, count: int, values: list[Any], following: int, function: str
+    ) -> tuple[tuple[Op, ...], tuple[Value, ...], int]:
+        """Reads the operations of a block. This loop is what reading costs, so short integers are read in place.
+
+        Bytes: name, what follows, location, attributes?, (results, types)?, (operands, values)?, use orders?, regions?.
+        """
+        data, names = self._data, self._bytecode.op_names
+        tables = self._tables
+        types, attribute_values, places = tables.types.values, tables.attributes.values, tables.locations
         number = self._number
-        arguments: list[Value] = []
         ops: list[Any] = []
         results: tuple[Value, ...] = ()
-        for argument in blocks[0].arguments:
-            type_ = argument.type
-            values[argument] = value = Value(number, type_of(type_) or read_type(type_))
-            arguments.append(value)
-            number += 1
-        for op in blocks[0].operations:
-            op = op.operation
-            name = op.name
-            operands = tuple([values[operand] for operand in op.operands])
+        for _ in range(count):
+            b = data[at]
+            if b & 1:
+                at += 1
+                name = names[b >> 1]
+            else:
+                b, at = varint(data, at)
+                name = names[b]
+            mask = data[at]
+            b = data[at + 1]
+            if b & 1:
+                b >>= 1
+                at += 2
+            elif b & 2:
+                b = (b | data[at + 2] << 8) >> 2
+                at += 3
+            else:
+                b, at = varint(data, at + 1)
+            location = places[b]
+            if location is None:
+                self._tables.location(b)
+                location = places[b]
+            attributes: Any = _NO_ATTRIBUTES
+            if mask & _HAS_ATTRIBUTES:
+                b = data[at]
+                if b & 1:
+                    b >>= 1
+                    at += 1
+                elif b & 2:
+                    b = (b | data[at + 1] << 8) >> 2
+                    at += 2
+                else:
+                    b, at = varint(data, at)
+                attributes = attribute_values[b]
+                if attributes is None:
+                    attributes = self._tables.attributes[b]
+            made: list[Any] = []
+            if mask & _HAS_RESULTS:
+                b = data[at]
+                at += 1
+                if not b & 1:
+                    b, at = varint(data, at - 1)
+                    b = b << 1
+                for _ in range(b >> 1):
+                    b = data[at]
+                    if b & 1:
+                        b >>= 1
+                        at += 1
+                    else:
+                        b, at = varint(data, at)
+                    type_ = types[b]
+                    if type_ is None:
+                        type_ = self._tables.types[b]
+                    values[following] = value = _DraftValue(0, type_)
+                    following += 1
+                    made.append(value)
+            if mask & _HAS_OPERANDS:
+                b = data[at]
+                at += 1
+                if not b & 1:
+                    b, at = varint(data, at - 1)
+                    b = b << 1
+                operands: Any = []
+                for _ in range(b >> 1):
+                    b = data[at]
+                    if b & 1:
+                        b >>= 1
+                        at += 1
+                    elif b & 2:
+                        b = (b | data[at + 1] << 8) >> 2
+                        at += 2
+                    else:
+                        b, at = varint(data, at)
+                    operands.append(values[b])
+                operands = tuple(operands)
+            else:
+                operands = ()
+            if mask & _HAS_SUCCESSORS:
+                raise InvalidModuleError(f"{name} in @{function} jumps to another block")
+            if mask & _HAS_USE_ORDERS:
+                at = self._skip_use_orders(at, len(made))
+            regions: tuple[Region, ...] = ()
+            if mask & _HAS_REGIONS:
+                self._number = number
+                regions, at = self._regions(at, values, function)
+                number = self._number
             if name in _TERMINATORS:
                 results = operands
                 continue
-            attributes: Any = _NO_ATTRIBUTES
-            mlir_attributes = op.attributes
-            for key in mlir_attributes:
-                if attributes is _NO_ATTRIBUTES:
-                    attributes = {}
-                try:
-                    attribute = mlir_attributes[key]
-                except TypeError:
-                    attributes[key] = self._hidden_attribute(op, key)
-                    continue
-                value = known(attribute)
-                attributes[key] = read_attribute(attribute) if value is None else value
-            regions = op.regions
-            if len(regions):
-                self._number = number
-                regions = tuple([inner(region, values, function) for region in regions])
-                number = self._number
-            else:
-                regions = ()
-            made = []
-            for result in op.results:
-                type_ = result.type
-                values[result] = value = Value(number, type_of(type_) or read_type(type_))
-                made.append(value)
+            for value in made:
+                value.number = number
+                value.__class__ = Value
                 number += 1
-            if name == "stablehlo.custom_call" and attributes.get("call_target_name") == ELIDED_TARGET:
-                name = "stablehlo.constant"
-                attributes = {"value": self._elision.fill(attributes.get("backend_config", "constant"), made[0].type)}
-            draft = _Draft(name, operands, tuple(made), attributes, regions, locate(op.location))
+            if name == "stablehlo.custom_call":
+                target = str(attributes.get("call_target_name"))
+                if target == ELIDED_TARGET:
+                    name = "stablehlo.constant"
+                    filled = self._elision.fill(attributes.get("backend_config", "constant"), made[0].type)
+                    attributes = {"value": filled}
+                elif target.startswith(CARRIED_TARGET):
+                    name, attributes = _carried(target, attributes)
+            draft = _Draft(name, operands, tuple(made), attributes, regions, location or None)
             draft.__class__ = Op  # pyright: ignore[reportAttributeAccessIssue]
             ops.append(draft)
         self._number = number
-        return Region(tuple(arguments), tuple(ops), results)
+        return tuple(ops), results, at
 
 
-def _attribute_from_text(text: str, name: str) -> Any:
-    """Finds `name = dense<...> : type` in the text of one operation in generic form."""
-    for opening in (f"{name} = dense<", f'"{name}" = dense<'):
-        start = text.find(opening)
-        if start >= 0:
-            break
-    else:
-        raise FormatError(f"the attribute {name} cannot be read", where=text[:200])
-    start += len(opening) - len("dense<")
-    end = text.index("> : tensor<", start)
-    depth, stop = 0, end + 4
-    for stop in range(end + 4, len(text)):
-        depth += {"<": 1, ">": -1}.get(text[stop], 0)
-        if depth == 0 and text[stop] == ">":
-            break
-    type_ = parse_type(text[end + 4 : stop + 1])
-    if not isinstance(type_, TensorType):
-        return Unparsed(text[start : stop + 1])
-    return dense_from_text(text[start : stop + 1], type_)
+def _carried(target: str, attributes: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    """The name and attributes of an HLO instruction that a custom call carried through the converter."""
+    config = attributes.get("mhlo.backend_config", attributes.get("backend_config"))
+    kept = {key: attributes[key] for key in ("called_computations", "mhlo.sharding") if attributes.get(key)}
+    return f"hlo.{target.removeprefix(CARRIED_TARGET)}", {**(config if isinstance(config, Mapping) else {}), **kept}

@@ -1,9 +1,11 @@
-"""MLIR's text of a type -> `unlower.ir.types`.
+"""The types of MLIR bytecode -> `unlower.ir.types`.
 
-Types arrive as text because the bindings know neither StableHLO's nor quantized types; each distinct one is read once.
+Most have an encoding of their own, one code for each kind; the rest (quantized types) stand in the file as MLIR's
+text. Source: the table of codes in MLIR's `BuiltinDialectBytecode.td`.
 """
 
 import re
+from typing import Any
 
 from unlower.ir.types import (
     DTYPES,
@@ -15,8 +17,12 @@ from unlower.ir.types import (
     TupleType,
     Type,
 )
+from unlower.readers.mlir_bytecode import Cursor, Reader
 
-__all__ = ["parse_element", "parse_type", "split_top_level"]
+__all__ = ["UNKNOWN_SIZE", "Bounds", "decode_type", "parse_element", "parse_type", "split_top_level"]
+
+UNKNOWN_SIZE = -(1 << 63)
+"""How MLIR writes a size that only the call tells."""
 
 _TENSOR = re.compile(
     r"tensor<((?:(?:\d+|\?)x)*)([a-z]\w*|complex<\w+>|!quant\.uniform<.*>)(?:, ([^>]*<[^>]*>))?>", re.DOTALL
@@ -24,6 +30,89 @@ _TENSOR = re.compile(
 _BOUNDS = re.compile(r"#stablehlo\.bounds<(.*)>|#mhlo\.type_extensions<bounds = \[(.*)\]>")
 _QUANTIZED = re.compile(r"!quant\.uniform<([iu]\d+)(?:<(-?\d+):(-?\d+)>)?:(\w+)(?::(\d+))?, (.*)>", re.DOTALL)
 _OPEN, _CLOSE = "<[({", ">])}"
+
+
+class Bounds(tuple):
+    """The attribute that stands in a tensor type for its upper bounds."""
+
+
+_ELEMENT_CODES = {
+    1: "index",
+    3: "bf16",
+    4: "f16",
+    5: "f32",
+    6: "f64",
+    7: "f80",
+    8: "f128",
+    12: "none",
+    21: "tf32",
+    22: "f8E5M2",
+    23: "f8E4M3",
+    24: "f8E4M3FN",
+    25: "f8E5M2FNUZ",
+    26: "f8E4M3FNUZ",
+    27: "f8E4M3B11FNUZ",
+    28: "f8E3M4",
+    29: "f4E2M1FN",
+    30: "f6E2M3FN",
+    31: "f6E3M2FN",
+    32: "f8E8M0FNU",
+}
+_SIGNS = ("i", "si", "ui")
+
+
+def decode_type(dialect: str, reader: Reader, cursor: Cursor) -> Any:
+    """Decodes a type; an element type becomes its name.
+
+    Raises:
+      ValueError: a code that is not known.
+    """
+    code = cursor.varint()
+    if dialect in ("stablehlo", "mhlo") and code in (0, 1):
+        if code == 0:
+            return TokenType()
+        types = _types(reader, cursor)
+        return FutureType(types) if dialect == "stablehlo" else OpaqueType(f"!mhlo.async_bundle<{_listed(types)}>")
+    if dialect != "builtin":
+        raise ValueError(f"type {code} of the dialect {dialect}")
+    if code in _ELEMENT_CODES:
+        return _ELEMENT_CODES[code]
+    if code == 0:
+        width = cursor.varint()
+        return f"{_SIGNS[width & 3]}{width >> 2}"
+    if code == 2:
+        inputs, results = _types(reader, cursor), _types(reader, cursor)
+        return OpaqueType(f"({_listed(inputs)}) -> ({_listed(results)})")
+    if code == 9:
+        return f"complex<{reader.type(cursor.varint())}>"
+    if code in (13, 14):
+        encoding = reader.attribute(cursor.varint()) if code == 14 else None
+        return _tensor(encoding, cursor.signed_list(), str(reader.type(cursor.varint())))
+    if code == 15:
+        return TupleType(_types(reader, cursor))
+    if code == 18:
+        return OpaqueType(f"tensor<*x{reader.type(cursor.varint())}>")
+    if code == 19:
+        sizes = "".join(f"{size}x" for size in cursor.signed_list())
+        return OpaqueType(f"vector<{sizes}{reader.type(cursor.varint())}>")
+    raise ValueError(f"type {code} of the dialect builtin")
+
+
+def _types(reader: Reader, cursor: Cursor) -> tuple[Any, ...]:
+    return tuple([reader.type(cursor.varint()) for _ in range(cursor.varint())])
+
+
+def _listed(types: tuple[Any, ...]) -> str:
+    return ", ".join(map(str, types))
+
+
+def _tensor(encoding: Any, sizes: tuple[int, ...], element: str) -> Type:
+    shape = tuple([None if size == UNKNOWN_SIZE else size for size in sizes])
+    parsed = parse_element(element)
+    if parsed is None or not (encoding is None or isinstance(encoding, Bounds)):
+        text = "".join(f"{'?' if size is None else size}x" for size in shape)
+        return OpaqueType(f"tensor<{text}{element}{'' if encoding is None else f', {encoding}'}>")
+    return TensorType(shape, parsed, None if encoding is None else tuple(encoding))
 
 
 def split_top_level(text: str) -> list[str]:

@@ -16,7 +16,8 @@ from unlower._jax_compat import mlir_ir as ir
 from unlower.errors import FormatError
 from unlower.ir.module import Module
 from unlower.readers.elision import Elision
-from unlower.readers.mlir_module import module_from_mlir
+from unlower.readers.isolation import read_isolated
+from unlower.readers.mlir_module import bytecode_of, module_from_bytecode
 from unlower.readers.stablehlo_text import mlir_message
 
 __all__ = ["MAGIC", "has_plain_strings", "is_bytecode", "read_bytecode"]
@@ -37,6 +38,8 @@ def read_bytecode(data: bytes, elision: Elision) -> Module:
     Raises:
       FormatError: damaged bytes, or an artifact of a StableHLO newer than this jaxlib; both versions are named.
     """
+    if elision.isolation is not None:
+        return read_isolated("MLIR bytecode", data, elision)[0]
     match = _PRODUCER.match(data)
     producer = match.group(1).decode() if match else ""
     version = _VERSION.fullmatch(producer)
@@ -51,9 +54,12 @@ def read_bytecode(data: bytes, elision: Elision) -> Module:
                     # Not `Module.parse` at once: quoting a name that is not UTF-8 in an error, it ends the process.
                     deserialize_portable_artifact(context, data)
                 module = ir.Module.parse(data)
+            data = bytecode_of(module)
         except (ir.MLIRError, ValueError, RuntimeError) as error:
             raise _error(producer, version, [*diagnostics, str(error)]) from None
-    return module_from_mlir(module, elision, careful=not plain)
+    # MLIR's own module goes now: memory holds one of the two at a time.
+    del module, context
+    return module_from_bytecode(data, elision)
 
 
 def _error(producer: str, version: re.Match[str] | None, messages: list[str]) -> FormatError:

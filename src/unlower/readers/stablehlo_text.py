@@ -7,7 +7,9 @@ from unlower._jax_compat import mlir_ir as ir
 from unlower.errors import FormatError
 from unlower.ir.module import Module
 from unlower.readers.elision import Elision, mark_mlir_text
-from unlower.readers.mlir_module import module_from_mlir
+from unlower.readers.isolation import read_isolated
+from unlower.readers.mlir_module import bytecode_of, module_from_bytecode
+from unlower.readers.mlir_text_guard import guard_mlir_text
 from unlower.readers.text import decode_utf8, first_token
 
 __all__ = ["is_stablehlo_text", "mlir_message", "read_stablehlo_text"]
@@ -32,7 +34,10 @@ def read_stablehlo_text(data: bytes, elision: Elision) -> Module:
     Raises:
       FormatError: text that MLIR cannot parse or verify, with its line and column; elided constants.
     """
+    if elision.isolation is not None:
+        return read_isolated("StableHLO text", data, elision)[0]
     text = mark_mlir_text(decode_utf8(data))
+    guard_mlir_text(text, elision.limits)
     plain = _has_plain_strings(text)
     context = new_mlir_context()
     with context, collect_diagnostics(context) as diagnostics:
@@ -40,7 +45,7 @@ def read_stablehlo_text(data: bytes, elision: Elision) -> Module:
             if not plain:
                 # Not `Module.parse` at once: quoting a name that is not UTF-8 in an error, it ends the process.
                 deserialize_portable_artifact(context, text.encode())
-            module = ir.Module.parse(text)
+            data = bytecode_of(ir.Module.parse(text))
         except (ir.MLIRError, ValueError, RuntimeError) as error:
             what, where = mlir_message([*diagnostics, str(error)][0], text)
             raise FormatError(
@@ -49,7 +54,9 @@ def read_stablehlo_text(data: bytes, elision: Elision) -> Module:
                 mend="print the module again with the StableHLO release that this jaxlib carries, or save it as a "
                 "portable artifact, which stays readable",
             ) from None
-    return module_from_mlir(module, elision, careful=not plain)
+    # MLIR's own module is gone by now: memory holds one of the two at a time.
+    del context
+    return module_from_bytecode(data, elision)
 
 
 def _has_plain_strings(text: str) -> bool:

@@ -9,7 +9,17 @@ from typing import NamedTuple
 
 from unlower.errors import FormatError
 
-__all__ = ["BYTES", "VARINT", "Field", "encode_field", "fields", "first", "replace_messages", "varints"]
+__all__ = [
+    "BYTES",
+    "VARINT",
+    "Field",
+    "encode_field",
+    "encode_varint",
+    "fields",
+    "first",
+    "replace_messages",
+    "varints",
+]
 
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 
@@ -95,7 +105,8 @@ def varints(data: bytes, number: int) -> list[int]:
     return values
 
 
-def _encode_varint(value: int) -> bytes:
+def encode_varint(value: int) -> bytes:
+    """Encodes an unsigned integer."""
     encoded = bytearray()
     while value > 0x7F:
         encoded.append(value & 0x7F | 0x80)
@@ -106,7 +117,7 @@ def _encode_varint(value: int) -> bytes:
 
 def encode_field(number: int, value: bytes) -> bytes:
     """Encodes a length-delimited field."""
-    return _encode_varint(number << 3 | BYTES) + _encode_varint(len(value)) + value
+    return encode_varint(number << 3 | BYTES) + encode_varint(len(value)) + value
 
 
 def replace_messages(data: bytes, number: int, replace: Callable[[bytes], bytes | None]) -> bytes | None:

@@ -1,0 +1,24 @@
+"""Interpreters of JAX programs: rules that say what becomes of a primitive, applied at every depth of a program.
+
+Example:
+  >>> import jax
+  >>> from unlower import interpret
+  >>> swap = interpret.Interpreter({"add": lambda ctx, x, y, **params: jax.lax.mul(x, y)})
+  >>> swap.transform(jax.jit(lambda x, y: x + y))(3.0, 5.0)
+  Array(15., dtype=float32, weak_type=True)
+"""
+
+import pathlib
+
+from unlower._jax_compat_interpret import hide_frames
+from unlower.interpret.context import Context
+from unlower.interpret.core import Interpreter
+from unlower.interpret.emissions import Log
+from unlower.interpret.higher_order import OPAQUE, higher_order
+from unlower.interpret.staging import Staged
+from unlower.interpret.values import Box, Type
+
+__all__ = ["OPAQUE", "Box", "Context", "Interpreter", "Log", "Staged", "Type", "higher_order"]
+
+_HERE = pathlib.Path(__file__).parent
+hide_frames(*(str(_HERE / name) for name in ("context", "core", "front", "staging", "trace", "walk", "higher_order")))

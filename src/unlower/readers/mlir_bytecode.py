@@ -1,0 +1,249 @@
+"""The container of MLIR bytecode: sections, strings, and the tables of attributes, types and resources.
+
+Source: "MLIR Bytecode Format" of the MLIR documentation, versions 2 to 4. The tables are decoded entry by entry, when one
+is asked for; `codes.py` knows what the bytes of an entry mean. Nothing of MLIR runs here.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from unlower.errors import FormatError
+
+__all__ = ["MAGIC", "Bytecode", "Cursor", "Reader", "varint"]
+
+MAGIC = b"ML\xefR"
+_STRINGS, _DIALECTS, _ENTRIES, _OFFSETS, _IR, _RESOURCES, _RESOURCE_OFFSETS = range(7)
+_NEEDED = {_STRINGS: "strings", _DIALECTS: "dialects", _ENTRIES: "attributes", _OFFSETS: "offsets", _IR: "operations"}
+
+
+def varint(data: bytes, at: int) -> tuple[int, int]:
+    """Reads MLIR's variable-length integer at `at`; returns it, and where it ends.
+
+    The zeros at the low end of the first byte count the bytes that follow.
+
+    Example:
+      >>> varint(bytes([0x0B]), 0), varint(bytes([0x06, 0x04]), 0)
+      ((5, 1), (257, 2))
+    """
+    first = data[at]
+    if first & 1:
+        return first >> 1, at + 1
+    if first == 0:
+        return int.from_bytes(data[at + 1 : at + 9], "little"), at + 9
+    size = (first & -first).bit_length()
+    return int.from_bytes(data[at : at + size], "little") >> size, at + size
+
+
+class Cursor:
+    """A place in the bytes of one entry."""
+
+    __slots__ = ("_data", "at", "stop")
+
+    def __init__(self, data: bytes, at: int, stop: int):
+        self._data, self.at, self.stop = data, at, stop
+
+    def varint(self) -> int:
+        """Reads an unsigned integer."""
+        value, self.at = varint(self._data, self.at)
+        return value
+
+    def signed(self) -> int:
+        """Reads a signed integer: its lowest bit is the sign."""
+        value, self.at = varint(self._data, self.at)
+        return (value >> 1) ^ -(value & 1)
+
+    def signed_list(self) -> tuple[int, ...]:
+        """Reads a number, and as many signed integers."""
+        return tuple([self.signed() for _ in range(self.varint())])
+
+    def byte(self) -> int:
+        """Reads one byte."""
+        value = self._data[self.at]
+        self.at += 1
+        return value
+
+    def blob(self) -> memoryview:
+        """Reads a size in bytes, and as many bytes."""
+        size = self.varint()
+        start, self.at = self.at, self.at + size
+        if self.at > self.stop:
+            raise ValueError("a blob ends after its entry")
+        return memoryview(self._data)[start : self.at]
+
+
+class Bytecode:
+    """A file of MLIR bytecode, taken apart as far as the tables.
+
+    Args:
+      data: the file.
+
+    Attributes:
+      data: the file.
+      version: of the format, 2 to 4.
+      dialects: the names of the dialects.
+      op_names: dialect and mnemonic of each kind of operation.
+      entries: of attributes, then types: the dialect, whether in its own encoding, where it starts and stops.
+      entry_count: how many attributes and types there are.
+      attribute_count: how many of the entries are attributes; the types follow them.
+      ir: where the section of operations starts.
+
+    Raises:
+      FormatError: damaged bytes.
+    """
+
+    def __init__(self, data: bytes):
+        self.data = data
+        try:
+            self._sections = self._find_sections()
+            missing = [name for key, name in _NEEDED.items() if key not in self._sections]
+            if missing:
+                raise ValueError(f"without a section of {', '.join(missing)}")
+            self._strings = self._read_strings()
+            self.dialects, self.op_names = self._read_dialects()
+            self.attribute_count, self.entries = self._read_entries()
+            self.entry_count = len(self.entries)
+            self._resources: list[tuple[str, memoryview | None]] | None = None
+        except (IndexError, ValueError, ZeroDivisionError) as error:
+            raise FormatError(f"damaged MLIR bytecode: {error}", mend="copy or write the file again") from None
+        self.ir = self._sections[_IR][0]
+
+    def _find_sections(self) -> dict[int, tuple[int, int]]:
+        data = self.data
+        self.version, at = varint(data, len(MAGIC))
+        if not 2 <= self.version <= 4:
+            raise ValueError(f"version {self.version} of the format, not 2 to 4")
+        at = data.index(b"\0", at) + 1
+        sections: dict[int, tuple[int, int]] = {}
+        while at < len(data):
+            key = data[at]
+            length, at = varint(data, at + 1)
+            if key & 0x80:
+                alignment, at = varint(data, at)
+                at += -at % alignment
+            if at + length > len(data):
+                raise ValueError("a section ends after the file")
+            sections[key & 0x7F] = at, at + length
+            at += length
+        return sections
+
+    def _read_strings(self) -> list[bytes]:
+        """The strings, without their zero; lengths are listed from the last string to the first."""
+        start, stop = self._sections[_STRINGS]
+        count, at = varint(self.data, start)
+        lengths = []
+        for _ in range(count):
+            length, at = varint(self.data, at)
+            lengths.append(length)
+        strings = []
+        for length in reversed(lengths):
+            strings.append(self.data[at : at + length - 1])
+            at += length
+        if at > stop:
+            raise ValueError("a string ends after its section")
+        return strings
+
+    def string(self, index: int) -> str:
+        """Returns a string; bytes that are not UTF-8 (names and configs may hold some) become surrogates."""
+        return self._strings[index].decode("utf-8", "surrogateescape")
+
+    def _read_dialects(self) -> tuple[list[str], list[str]]:
+        data, (at, stop) = self.data, self._sections[_DIALECTS]
+        count, at = varint(data, at)
+        dialects = []
+        for _ in range(count):
+            name, at = varint(data, at)
+            dialects.append(self.string(name >> 1))
+            if name & 1:  # a version follows, as a section; no dialect read here has one
+                length, at = varint(data, at + 1)
+                at += length
+        if self.version >= 4 or at < stop:
+            _, at = varint(data, at)  # the number of operation names
+        names = []
+        while at < stop:
+            dialect, at = varint(data, at)
+            count, at = varint(data, at)
+            for _ in range(count):
+                name, at = varint(data, at)
+                names.append(f"{dialects[dialect]}.{self.string(name)}")
+        return dialects, names
+
+    def _read_entries(self) -> tuple[int, list[tuple[str, bool, int, int]]]:
+        data, (at, stop) = self.data, self._sections[_OFFSETS]
+        attributes, at = varint(data, at)
+        _, at = varint(data, at)
+        start, limit = self._sections[_ENTRIES]
+        entries = []
+        while at < stop:
+            index, at = varint(data, at)
+            count, at = varint(data, at)
+            dialect = self.dialects[index]
+            for _ in range(count):
+                size, at = varint(data, at)
+                end = start + (size >> 1)
+                entries.append((dialect, bool(size & 1), start, end))
+                start = end
+        if start > limit:
+            raise ValueError("an attribute ends after its section")
+        return attributes, entries
+
+    def section(self, key: int) -> bytes:
+        """Returns the bytes of a section, by its number in the format."""
+        start, stop = self._sections[key]
+        return self.data[start:stop]
+
+    def entry(self, index: int) -> tuple[str, Cursor | str]:
+        """Returns the dialect of an attribute or type, and its encoded bytes, or its text where it has no encoding."""
+        dialect, encoded, start, stop = self.entries[index]
+        if encoded:
+            return dialect, Cursor(self.data, start, stop)
+        return dialect, self.data[start:stop].rstrip(b"\0").decode("utf-8", "surrogateescape")
+
+    def resource(self, index: int) -> tuple[str, memoryview | None]:
+        """Returns the name and the bytes of a resource that attributes refer to; None where it has no bytes."""
+        if self._resources is None:
+            self._resources = self._read_resources()
+        return self._resources[index]
+
+    def _read_resources(self) -> list[tuple[str, memoryview | None]]:
+        data = self.data
+        if _RESOURCE_OFFSETS not in self._sections:
+            return []
+        at, stop = self._sections[_RESOURCE_OFFSETS]
+        place = self._sections.get(_RESOURCES, (0, 0))[0]
+        external, at = varint(data, at)
+        resources: list[tuple[str, memoryview | None]] = []
+        group = 0
+        while at < stop:
+            _, at = varint(data, at)
+            count, at = varint(data, at)
+            for _ in range(count):
+                key, at = varint(data, at)
+                size, at = varint(data, at)
+                kind, at = data[at], at + 1
+                if group >= external:
+                    resources.append((self.string(key), self._blob(place) if size and kind == 0 else None))
+                place += size
+            group += 1
+        return resources
+
+    def _blob(self, at: int) -> memoryview:
+        alignment, at = varint(self.data, at)
+        size, at = varint(self.data, at)
+        at += -at % alignment if alignment else 0
+        return memoryview(self.data)[at : at + size]
+
+
+class Reader(NamedTuple):
+    """What the decoder of an attribute or a type may ask for.
+
+    Attributes:
+      attribute: the attribute of a number.
+      type: the type of a number; an element type is its name.
+      string: the string of a number.
+      resource: from the number of a resource and its type to its data.
+    """
+
+    attribute: Callable[[int], Any]
+    type: Callable[[int], Any]
+    string: Callable[[int], str]
+    resource: Callable[[int, Any], Any]
