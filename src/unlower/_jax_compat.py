@@ -473,62 +473,11 @@ def exported_shardings(exported: Any) -> tuple[Sequence[Any], Sequence[Any]]:
 # --- verification: originals with symbolic sizes
 
 
-def with_known_sizes(module: str | bytes, arrays: Sequence[np.ndarray]) -> str | bytes:
-    """Fixes the sizes of a module that has unknown ones to those of its arguments, as JAX does before it compiles an export.
+def refine_shapes(module: Any) -> bytes:
+    """Computes the sizes in an MLIR module from those of its arguments, as JAX does before it compiles an export.
 
-    A module whose arguments have known sizes is returned as it is. XLA's shape refinement works from static arguments on, so
-    the entry gets a wrapper that has these. The same in jaxlib 0.10 to 0.12.
+    Raises ValueError where it cannot. The same in jaxlib 0.10 to 0.12.
     """
-    context = new_mlir_context()
-    with context, mlir_ir.Location.unknown(context):
-        try:
-            if isinstance(module, bytes) and b"StableHLO_v" in module[:32]:
-                parsed = deserialize_portable_artifact(context, module)
-            else:
-                parsed = mlir_ir.Module.parse(module)
-        except (mlir_ir.MLIRError, ValueError):
-            return module  # XLA says what is wrong with it
-        symbols = mlir_ir.SymbolTable(parsed.operation)
-        functions: list[Any] = [op for op in parsed.body.operations if op.operation.name == "func.func"]
-        public = [op for op in functions if _is_public(op.operation)]
-        entry = next((op for op in public if op.name.value == "main"), public[0])
-        inputs, results = list(entry.type.inputs), list(entry.type.results)
-        if all(not hasattr(type_, "has_static_shape") or type_.has_static_shape for type_ in inputs):
-            return module
-        known = [
-            mlir_ir.RankedTensorType.get(array.shape, type_.element_type) if hasattr(type_, "element_type") else type_
-            for type_, array in zip(inputs, arrays, strict=True)
-        ]
-        # Under its own name the wrapper calls what the entry was.
-        entry.attributes["sym_visibility"] = mlir_ir.StringAttr.get("private")
-        symbols.set_symbol_name(entry, "unlower_original")
-        wrapper = mlir_ir.Operation.create(
-            "func.func",
-            attributes={
-                "sym_name": mlir_ir.StringAttr.get("main"),
-                "sym_visibility": mlir_ir.StringAttr.get("public"),
-                "function_type": mlir_ir.TypeAttr.get(mlir_ir.FunctionType.get(known, results)),
-            },
-            regions=1,
-            ip=mlir_ir.InsertionPoint.at_block_begin(parsed.body),
-        )
-        block = wrapper.regions[0].blocks.append(*known)
-        with mlir_ir.InsertionPoint(block):
-            arguments = [
-                value if value.type == type_ else mlir_hlo.convert(type_, value)
-                for value, type_ in zip(block.arguments, inputs, strict=True)
-            ]
-            callee = mlir_ir.FlatSymbolRefAttr.get("unlower_original")
-            call = mlir_ir.Operation.create("func.call", results, arguments, {"callee": callee})
-            mlir_ir.Operation.create("func.return", operands=list(call.results))
-        return _jaxlib.mlir.refine_polymorphic_shapes(
-            mlir.module_to_bytecode(parsed),
-            enable_shape_assertions=True,
-            validate_static_shapes=True,
-            enable_shardy=False,
-        )
-
-
-def _is_public(function: Any) -> bool:
-    attributes = function.attributes
-    return "sym_visibility" not in attributes or attributes["sym_visibility"].value == "public"
+    return _jaxlib.mlir.refine_polymorphic_shapes(
+        mlir.module_to_bytecode(module), enable_shape_assertions=True, validate_static_shapes=True, enable_shardy=False
+    )
