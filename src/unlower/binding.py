@@ -321,7 +321,13 @@ def _build(tree: Tree, leaves: Iterator[Any]) -> Any:
         return None
     children = [_build(child, leaves) for child in tree.children]
     if tree.make is not None:
-        return tree.make(children)
+        try:
+            return tree.make(children)
+        except Exception as error:
+            raise SignatureError(
+                f"a result of the class {tree.name} cannot be built: {error}",
+                mend="register the class with jax.export as it was when the file was written, or use program.flat",
+            ) from error
     if tree.kind == "tuple":
         return tuple(children)
     if tree.kind == "dict" or (tree.kind == "custom" and tree.keys and isinstance(tree.keys[0], str)):

@@ -54,7 +54,7 @@ def _parser() -> argparse.ArgumentParser:
         "file",
         metavar="FILE",
         type=pathlib.Path,
-        help="an HLO or StableHLO module: text, proto or bytecode, gzipped or not",
+        help="an HLO or StableHLO module (text, proto or bytecode) or a jax.export file, gzipped or not",
     )
     shared.add_argument("--json", action="store_true", help="print a JSON object instead of tables")
     command = commands.add_parser("inspect", parents=[shared], **_says("say what a file holds, without running it"))
@@ -62,6 +62,9 @@ def _parser() -> argparse.ArgumentParser:
     does = "run the original by XLA and the loaded program on the same random inputs, and compare their bits"
     command = commands.add_parser("verify", parents=[shared], **_says(does))
     command.add_argument("--seed", type=int, default=0, help="of the random inputs (default: 0)")
+    command.add_argument(
+        "--platform", help="whose branches to take, of a program lowered for several (default: this one's)"
+    )
     command.set_defaults(command=_verify)
     return parser
 
@@ -89,7 +92,7 @@ def _inspect(options: argparse.Namespace, out: Console, err: Console) -> int:
 
 def _verify(options: argparse.Namespace, out: Console, err: Console) -> int:
     with err.status("loading") as status:
-        found = verify(options.file, seed=options.seed, progress=status.update)
+        found = verify(options.file, seed=options.seed, platform=options.platform, progress=status.update)
     if options.json:
         print(found.to_json())
     else:

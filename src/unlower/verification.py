@@ -32,6 +32,7 @@ def verify(
     inputs: Sequence[Any] | None = None,
     seed: int = 0,
     rules: Mapping[str, Callable[..., Any]] | None = None,
+    platform: str | int | None = None,
     progress: Callable[[str], None] = lambda stage: None,
 ) -> Verification:
     """Runs the original by XLA and the loaded program on the same inputs, and compares every bit of the results.
@@ -43,6 +44,7 @@ def verify(
       inputs: one array for each argument; random ones unless given, see `random_inputs`.
       seed: what random inputs are drawn from.
       rules: as for `load`.
+      platform: as for `load`; the original is given the same.
       progress: called with the name of each stage as it begins.
 
     Raises:
@@ -56,7 +58,7 @@ def verify(
     """
     progress("loading")
     begun = time.perf_counter()
-    program = load(source, rules=rules)
+    program = load(source, rules=rules, platform=platform)
     load_seconds = time.perf_counter() - begun
     given = inputs is not None
     arrays = [np.asarray(array) for array in inputs] if inputs is not None else random_inputs(program, seed)
