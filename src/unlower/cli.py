@@ -63,7 +63,10 @@ def _parser() -> argparse.ArgumentParser:
     command = commands.add_parser("verify", parents=[shared], **_says(does))
     command.add_argument("--seed", type=int, default=0, help="of the random inputs (default: 0)")
     command.add_argument(
-        "--platform", help="whose branches to take, of a program lowered for several (default: this one's)"
+        "--platform",
+        metavar="NAME",
+        type=lambda text: int(text) if text.isdecimal() else text,
+        help="whose branches to take, of a program lowered for several platforms: a name, or a number where it has none",
     )
     command.set_defaults(command=_verify)
     return parser
