@@ -1,6 +1,7 @@
 """The programs of the conformance kit: each primitive that carries a program, alone and nested, and what goes on around them.
 
-They are small and deterministic, take and return pytrees, and make their arrays when called, so that importing starts no device.
+They are small and deterministic, take and return pytrees, and make their arrays when called, so that importing starts no
+device.
 """
 
 import functools
@@ -199,7 +200,7 @@ def custom_vjp() -> Program:
     g.defvjp(
         lambda n, t: (g(n, t), t["a"]),
         lambda n, res, ct: ({"a": ct["o"] * 5, "b": ct["o"] + res},),
-    )
+    return Program(lambda x, y: g(2.0, {"a": x, "b": y})["o"] + y, (ramp(3), ramp(3)))  # pyright: ignore[reportIndexIssue]
     return Program(lambda x, y: g(2.0, {"a": x, "b": y})["o"] + y, (ramp(3), ramp(3)))
 
 
