@@ -14,7 +14,7 @@ import numpy as np
 
 from unlower._jax_compat import eval_closed_jaxpr
 from unlower.interpret.structure import diff
-from unlower.interpret.testing_programs import PROGRAMS, Program
+from unlower.interpret.testing_surroundings import PROGRAMS, Program
 
 __all__ = ["MODES", "PROGRAMS", "Outcome", "Program", "Report", "check_consistency", "check_identity"]
 
