@@ -12,15 +12,21 @@ from unlower.ir.printer import print_op
 from unlower.ir.types import TensorType
 from unlower.ops import op_rules
 from unlower.raising.normalize import normalize
-from unlower.readers.detect import read
-from unlower.report import Argument, Inspection, Loop, UnsupportedOp
+from unlower.readers.detect import contents, read, source_path
+from unlower.report import Argument, Entry, Inspection, Loop, UnsupportedOp
 
-__all__ = ["inspect"]
+__all__ = ["inspect", "list_contents"]
 
 _LOOPS = ("stablehlo.while", "mhlo.while")
 
 
-def inspect(source: Any, *, rules: Mapping[str, Callable[..., Any]] | None = None) -> Inspection:
+def inspect(
+    source: Any,
+    *,
+    rules: Mapping[str, Callable[..., Any]] | None = None,
+    signature: str | None = None,
+    module: str | None = None,
+) -> Inspection:
     """Says what a program is made of: signature, sizes, operations, custom calls, loops, what is unsupported.
 
     Nothing runs, and unlike in `load` nothing is refused: constants whose values the file left out and operations
@@ -29,9 +35,11 @@ def inspect(source: Any, *, rules: Mapping[str, Callable[..., Any]] | None = Non
     Args:
       source: whatever `load` takes.
       rules: the rules by which operations count as supported, `unlower.op_rules` unless given.
+      signature: as for `load`.
+      module: as for `load`.
 
     Raises:
-      FormatError: the source is damaged, or no XLA program.
+      FormatError: the source is damaged, or no XLA program, or it holds several and none was chosen.
       InvalidModuleError: the program is ill-formed.
 
     Example:
@@ -39,17 +47,17 @@ def inspect(source: Any, *, rules: Mapping[str, Callable[..., Any]] | None = Non
       >>> found.inputs[0].type, dict(found.histogram)
       ('float32[2]', {'stablehlo.negate': 1})
     """
-    module, elided = _read(source)
-    check(module)
-    ops = [(function.name, index, op) for function in module.functions.values() for index, op in _numbered(function)]
+    found, elided = _read(source, {"signature": signature, "module": module})
+    check(found)
+    ops = [(function.name, index, op) for function in found.functions.values() for index, op in _numbered(function)]
     constants = [op for *_, op in ops if op.name in CONSTANTS]
-    main = module.main
+    main = found.main
     supported = op_rules if rules is None else rules
     return Inspection(
-        name=module.name,
+        name=found.name,
         inputs=_arguments(main.body.arguments, [location and location.name for location in main.argument_locations]),
         outputs=_arguments(main.body.results, [_result_name(attributes) for attributes in main.result_attributes]),
-        functions=len(module.functions),
+        functions=len(found.functions),
         operations=len(ops),
         histogram=_counted(op.name for *_, op in ops),
         custom_calls=_counted(str(op.attributes.get("call_target_name")) for *_, op in ops if op.name in CUSTOM_CALLS),
@@ -63,18 +71,29 @@ def inspect(source: Any, *, rules: Mapping[str, Callable[..., Any]] | None = Non
         elided=elided,
         unsupported=tuple(
             UnsupportedOp(function=function, index=index, op=print_op(op), reason=reason, location=_place(op.location))
-            for function, index, op, reason in unsupported_ops(normalize(module), supported)
+            for function, index, op, reason in unsupported_ops(normalize(found), supported)
         ),
+        contents=list_contents(source),
     )
 
 
-def _read(source: Any) -> tuple[Module, tuple[str, ...]]:
+def list_contents(source: Any) -> tuple[Entry, ...]:
+    """Lists what is in a folder: programs, with what to pass to `load` for each, and other files; nothing for a file."""
+    path = source_path(source)
+    if path is None:
+        return ()
+    return tuple(
+        Entry(name=x.name, what=x.what, bytes=x.size, option=x.option, chosen=x.chosen) for x in contents(path)
+    )
+
+
+def _read(source: Any, choice: Mapping[str, str | None]) -> tuple[Module, tuple[str, ...]]:
     """Reads a program, and what was left out of it."""
     try:
-        return read(source), ()
+        return read(source, **choice), ()
     except FormatError as refused:
         try:
-            module = read(source, elided="zeros")
+            module = read(source, elided="zeros", **choice)
         except FormatError:
             raise refused from None
         return module, tuple((refused.where or "").split(", "))

@@ -11,6 +11,7 @@ from typing import Any, Literal
 __all__ = [
     "Argument",
     "Difference",
+    "Entry",
     "Inspection",
     "Loop",
     "Signature",
@@ -94,6 +95,29 @@ def _tuple_of(count: int) -> str:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One thing in a folder.
+
+    Attributes:
+      name: the file, or the signature, function or program inside.
+      what: what it is, in words.
+      bytes: its size, or None where that means nothing.
+      option: what to pass to `load` for it, e.g. `"module='jit_step'"`; None for what is no program.
+      chosen: whether `load` takes it without being told.
+    """
+
+    name: str
+    what: str
+    bytes: int | None
+    option: str | None
+    chosen: bool
+
+    def __str__(self) -> str:
+        option = "" if self.option is None else " (taken)" if self.chosen else f" ({self.option})"
+        return f"{self.name}: {self.what}{option}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Loop:
     """A `while` of the module.
 
@@ -150,6 +174,7 @@ class Inspection:
       constant_bytes: the size of their values in the program's memory.
       elided: the constants whose values the file left out, as `name: type`.
       unsupported: the operations that `load` would refuse.
+      contents: of a folder, what else is in it.
     """
 
     name: str
@@ -164,6 +189,7 @@ class Inspection:
     constant_bytes: int
     elided: tuple[str, ...]
     unsupported: tuple[UnsupportedOp, ...]
+    contents: tuple[Entry, ...] = ()
 
     def to_json(self) -> str:
         """Returns the record as a JSON object."""
@@ -178,6 +204,7 @@ class Inspection:
         lines += _listed("loops", [f"@{loop.function}, op {loop.index}, carries {loop.carried}" for loop in self.loops])
         lines += _listed("left out of the file", self.elided)
         lines += _listed("unsupported", [str(op) for op in self.unsupported])
+        lines += _listed("in the folder", list(map(str, self.contents)))
         return "\n".join(lines)
 
 
