@@ -17,7 +17,7 @@ from unlower.readers.stablehlo_text import read_stablehlo_text
 from unlower.readers.tf_graph import Argument, Frame, Node, Tensor, frames, origin, read_tensor
 from unlower.readers.tf_objects import Objects
 
-__all__ = ["XLA", "Entry", "read_entry"]
+__all__ = ["XLA", "Entry", "entry_bytes", "read_entry"]
 
 XLA = "XlaCallModule"
 """The TensorFlow operation that holds an XLA program; `tensorflow/compiler/tf2xla/ops/xla_ops.cc`."""
@@ -83,6 +83,33 @@ def read_entry(entry: Entry, variables: Mapping[str, Any], elision: Elision) -> 
     return _Reader(entry, variables, elision).read()
 
 
+def entry_bytes(entry: Entry) -> bytes:
+    """Returns the bytes of the only program that an entry leads to.
+
+    Raises:
+      FormatError: it leads to several.
+    """
+    found: dict[Any, Node] = {}
+
+    def visit(tensor: Tensor | Argument) -> None:
+        if isinstance(tensor, Tensor) and tensor.node.op == XLA and tensor.key[:2] not in found:
+            found[tensor.key[:2]] = tensor.node
+            for name in tensor.node.inputs:
+                visit(origin(tensor.frame, name))
+
+    if entry.only is not None:
+        return bytes(entry.only[1].attributes["module"].view(2))
+    for _, name in entry.outputs or ():
+        visit(origin(entry.frame, name))
+    if len(found) != 1:
+        raise FormatError(
+            f"{entry.label} joins {len(found)} programs, so there is no single original",
+            mend="load one of them alone, module=...",
+        )
+    (node,) = found.values()
+    return bytes(node.attributes["module"].view(2))
+
+
 class _Reader:
     def __init__(self, entry: Entry, variables: Mapping[str, Any], elision: Elision):
         self._entry = entry
@@ -110,7 +137,12 @@ class _Reader:
         if self._opaque:
             raise self._refusal()
         self._note_updates()
-        module, inputs = self._direct(outputs) or self._linked(outputs)
+        direct = self._direct(outputs)
+        module, inputs = direct or self._linked(outputs)
+        returned = None
+        if direct is not None:
+            (call,) = self._calls.values()
+            returned = tuple(self._result(call, output.index) for output in outputs)
         result_types = [value.type for value in module.main.body.results]
         kinds = ["token" if isinstance(type_, TokenType) else "result" for type_ in result_types]
         has_leaves = results is not None
@@ -129,6 +161,7 @@ class _Reader:
             results=results,
             parameters=self._parameters,
             platforms=self._platforms(),
+            returned=returned,
             notes=tuple(self._notes),
         )
         return Source(module, interface)
