@@ -152,3 +152,11 @@ def test_results_of_every_kind():
     built = build(tree, list(range(tree.num_leaves)))
     assert built["a"].xy == [0, None]
     assert built["b"] == ({"params": {"b": 1, "w": 2}, "step": 3}, [4], [5])
+
+
+def test_a_class_that_refuses_its_children():
+    def make(children):
+        raise ValueError("too few")
+
+    with pytest.raises(unlower.SignatureError, match="class m.Strict cannot be built: too few"):
+        build(Tree("custom", (), (LEAF,), "m.Strict", make), [1])

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import unlower
+from unlower.cli import run
 
 F32 = np.float32
 
@@ -65,3 +66,12 @@ def test_a_module_that_does_not_name_its_platforms():
 @pytest.mark.parametrize("platforms", [("tpu", "cpu"), ("cpu",)])
 def test_verify_runs_the_original_on_the_same_platform(platforms):
     assert unlower.verify(exported(*platforms)).outcome == "equal"
+
+
+def test_verify_takes_another_platform(tmp_path, capsys):
+    path = tmp_path / "module.mlir"
+    path.write_text(exported("tpu", "cpu").mlir_module())
+    assert unlower.verify(path, platform=0).outcome == "equal"
+    assert run(["verify", str(path), "--platform", "1"]) == 0
+    assert run(["verify", str(path), "--platform", "cpu"]) == 2
+    assert "2 platforms that it does not name" in capsys.readouterr().err

@@ -86,10 +86,28 @@ def test_random_inputs_are_seeded_small_and_of_the_right_types():
     assert 0 <= drawn[1].min() <= drawn[1].max() < 10
 
 
-def test_sizes_that_the_call_decides_need_inputs():
-    text = "func.func public @main(%x: tensor<?xf32>) -> tensor<?xf32> {\n return %x : tensor<?xf32> }"
-    with pytest.raises(unlower.SignatureError, match="inputs="):
-        verify(text)
+def exported(function, shape, *constraints, platforms=None):
+    sizes = jax.export.symbolic_shape(shape, constraints=constraints)
+    return jax.export.export(jax.jit(function), platforms=platforms)(jax.ShapeDtypeStruct(sizes, np.float32))
+
+
+@pytest.mark.parametrize("platforms", [None, ["tpu", "cpu"]])
+def test_symbolic_sizes_are_small_numbers_that_the_program_accepts(platforms):
+    def function(x):
+        return jnp.tanh(x) @ x.T, jnp.cumsum(x, axis=0), x.shape[0] * x
+
+    source = exported(function, "2*b, 3", platforms=platforms)
+    assert verify(source).inputs == ("float32[8,3]",)
+    for again in (source, source.mlir_module()):
+        assert verify(again, inputs=[np.ones((6, 3), np.float32)]).outcome == "equal"
+    assert verify(exported(lambda x: x.reshape(x.shape[0] // 4, 4), "b", "mod(b, 4) == 0", "b >= 4")).outcome == "equal"
+
+
+def test_sizes_that_are_in_the_way_of_all_small_numbers_need_inputs():
+    source = exported(lambda x: x * 2, "b", "b >= 1000")
+    with pytest.raises(unlower.SignatureError, match="no sizes found for b(.|\n)*inputs="):
+        verify(source)
+    assert verify(source, inputs=[np.ones(1000, np.float32)]).outcome == "equal"
 
 
 @pytest.mark.parametrize(

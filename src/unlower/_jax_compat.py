@@ -468,3 +468,16 @@ def exported_shardings(exported: Any) -> tuple[Sequence[Any], Sequence[Any]]:
     Each has a `spec` and a `mesh`. The same in jax 0.10 to 0.12; the public methods want a mesh of real devices in 0.10.
     """
     return exported._in_named_shardings, exported._out_named_shardings
+
+
+# --- verification: originals with symbolic sizes
+
+
+def refine_shapes(module: Any) -> bytes:
+    """Computes the sizes in an MLIR module from those of its arguments, as JAX does before it compiles an export.
+
+    Raises ValueError where it cannot. The same in jaxlib 0.10 to 0.12.
+    """
+    return _jaxlib.mlir.refine_polymorphic_shapes(
+        mlir.module_to_bytecode(module), enable_shape_assertions=True, validate_static_shapes=True, enable_shardy=False
+    )

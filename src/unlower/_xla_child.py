@@ -14,12 +14,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from unlower._jax_compat import compile_with_xla
+from unlower._jax_compat import (
+    compile_with_xla,
+    deserialize_portable_artifact,
+    mlir_hlo,
+    new_mlir_context,
+    refine_shapes,
+)
+from unlower._jax_compat import mlir_ir as ir
 from unlower.ir.types import DTYPES, element_of_dtype
 
 __all__ = ["Outcome", "main", "run_original"]
@@ -34,6 +41,8 @@ _TEXT, _BYTECODE, _INPUTS, _RESULTS, _OUTCOME = (
 _MAIN = "import sys; from unlower._xla_child import main; main(sys.argv[1])"
 _FATAL = re.compile(r"Check failed:.*|LLVM ERROR:.*|Unexpected .*|.*Fatal.*")
 _LONGEST = 500
+_ORIGINAL = "unlower_original"
+"""What the entry of a module is called once another calls it."""
 
 
 class Outcome(NamedTuple):
@@ -84,10 +93,11 @@ def main(folder: str) -> None:
     module = text.read_text() if text.exists() else (place / _BYTECODE).read_bytes()
     with jax.enable_x64(True):
         try:
+            arrays = _load(place / _INPUTS)
             started = time.perf_counter()
-            run = compile_with_xla(module)
+            run = compile_with_xla(_fix_sizes(module, arrays))
             compiled = time.perf_counter()
-            results = run(_load(place / _INPUTS))
+            results = run(arrays)
             finished = time.perf_counter()
         except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
             outcome: dict[str, object] = {"refusal": _first_line(str(error))}
@@ -121,3 +131,59 @@ def _load(path: pathlib.Path) -> list[np.ndarray]:
     with np.load(path, allow_pickle=False) as data:
         types = json.loads(str(data["types"]))
         return [data[f"array{i}"].view(DTYPES[element]).reshape(shape) for i, (element, shape) in enumerate(types)]
+
+
+def _fix_sizes(module: str | bytes, arrays: Sequence[np.ndarray]) -> str | bytes:
+    """Fixes the sizes of a module that has unknown ones to those of its arguments.
+
+    A module whose arguments have known sizes is returned as it is. The refinement of shapes works from static arguments on, so
+    the entry gets a wrapper that has these.
+    """
+    context = new_mlir_context()
+    with context, ir.Location.unknown(context):
+        try:
+            if isinstance(module, bytes) and b"StableHLO_v" in module[:32]:
+                parsed = deserialize_portable_artifact(context, module)
+            else:
+                parsed = ir.Module.parse(module)
+        except (ir.MLIRError, ValueError):
+            return module  # XLA says what is wrong with it
+        functions: list[Any] = [op for op in parsed.body.operations if op.operation.name == "func.func"]
+        public = [op for op in functions if _is_public(op.operation)]
+        if not public:
+            return module
+        entry = next((op for op in public if op.name.value == "main"), public[0])
+        inputs, results = list(entry.type.inputs), list(entry.type.results)
+        if all(not hasattr(type_, "has_static_shape") or type_.has_static_shape for type_ in inputs):
+            return module
+        known = [
+            ir.RankedTensorType.get(array.shape, type_.element_type) if hasattr(type_, "element_type") else type_
+            for type_, array in zip(inputs, arrays, strict=True)
+        ]
+        entry.attributes["sym_visibility"] = ir.StringAttr.get("private")
+        ir.SymbolTable(parsed.operation).set_symbol_name(entry, _ORIGINAL)
+        wrapper = ir.Operation.create(
+            "func.func",
+            attributes={
+                "sym_name": ir.StringAttr.get("main"),
+                "sym_visibility": ir.StringAttr.get("public"),
+                "function_type": ir.TypeAttr.get(ir.FunctionType.get(known, results)),
+            },
+            regions=1,
+            ip=ir.InsertionPoint.at_block_begin(parsed.body),
+        )
+        block = wrapper.regions[0].blocks.append(*known)
+        with ir.InsertionPoint(block):
+            arguments = [
+                value if value.type == type_ else mlir_hlo.convert(type_, value)
+                for value, type_ in zip(block.arguments, inputs, strict=True)
+            ]
+            callee: dict[str, Any] = {"callee": ir.FlatSymbolRefAttr.get(_ORIGINAL)}
+            call = ir.Operation.create("func.call", results, arguments, callee)
+            ir.Operation.create("func.return", operands=list(call.results))
+        return refine_shapes(parsed)
+
+
+def _is_public(function: Any) -> bool:
+    attributes = function.attributes
+    return "sym_visibility" not in attributes or ir.StringAttr(attributes["sym_visibility"]).value == "public"

@@ -57,7 +57,8 @@ class Binder:
         names = [*interface.argument_names, *[None] * len(positional.children)]
         self._complete = interface.complete
         self._fits = fits
-        self._needed = sorted(i.leaf for i in interface.inputs if i.leaf is not None and i.role == "argument")
+        self._flat = [i.leaf for i in interface.inputs if i.leaf is not None and i.role == "argument"]
+        self._needed = sorted(self._flat)
         self._positional: list[_Argument] = []
         self._keywords: list[_Argument] = []
         start = 0
@@ -119,6 +120,14 @@ class Binder:
                 found[tuple(id(array) for array in arrays.values())] = taken
         if len(found) == 1:
             return next(iter(found.values())), False
+        if (
+            not found
+            and not kwargs
+            and len(args) == len(self._flat)
+            and all(_children(value) is None for value in args)
+        ):
+            # Names are not always key paths, though they look like some: the arrays in the module's order will do.
+            return dict(zip(self._flat, args, strict=True)), True
         names = ", ".join(argument.name for argument in self._positional)
         if found:
             raise SignatureError(
@@ -312,7 +321,13 @@ def _build(tree: Tree, leaves: Iterator[Any]) -> Any:
         return None
     children = [_build(child, leaves) for child in tree.children]
     if tree.make is not None:
-        return tree.make(children)
+        try:
+            return tree.make(children)
+        except Exception as error:
+            raise SignatureError(
+                f"a result of the class {tree.name} cannot be built: {error}",
+                mend="register the class with jax.export as it was when the file was written, or use program.flat",
+            ) from error
     if tree.kind == "tuple":
         return tuple(children)
     if tree.kind == "dict" or (tree.kind == "custom" and tree.keys and isinstance(tree.keys[0], str)):

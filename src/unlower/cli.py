@@ -70,6 +70,12 @@ def _parser() -> argparse.ArgumentParser:
     does = "run the original by XLA and the loaded program on the same random inputs, and compare their bits"
     command = commands.add_parser("verify", parents=[shared], **_says(does))
     command.add_argument("--seed", type=int, default=0, help="of the random inputs (default: 0)")
+    command.add_argument(
+        "--platform",
+        metavar="NAME",
+        type=lambda text: int(text) if text.isdecimal() else text,
+        help="whose branches to take, of a program lowered for several platforms: a name, or a number where it has none",
+    )
     command.set_defaults(command=_verify)
     does = "save the weights that a file brings, and those that are baked into its program as constants"
     command = commands.add_parser("weights", parents=[shared], **_says(does))
@@ -149,7 +155,9 @@ def _as_option(option: str) -> str:
 
 def _verify(options: argparse.Namespace, out: Console, err: Console) -> int:
     with err.status("loading") as status:
-        found = verify(options.file, seed=options.seed, progress=status.update, **_choice(options))
+        found = verify(
+            options.file, seed=options.seed, platform=options.platform, progress=status.update, **_choice(options)
+        )
     if options.json:
         print(found.to_json())
     else:

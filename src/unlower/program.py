@@ -151,6 +151,10 @@ class Program:
         self._compiled = jax.jit(
             lambda *inputs: self._bind(*inputs), static_argnums=() if self._solved else tuple(self._dimensions)
         )
+        self._expected = [
+            None if interface.inputs[i].role == "dimension" else (aval.dtype, aval.shape)
+            for i, aval in zip(self._given, self.in_avals, strict=True)
+        ]
         self._binder = None if interface.arguments is None else Binder(interface, self._fits)
 
     @property
@@ -350,7 +354,11 @@ class Program:
         if len(arrays) != len(self.in_avals):
             raise self._mismatch(f"the program takes {len(self.in_avals)} arrays, not {len(arrays)}", arrays)
         checked: list[Any] = []
-        for number, array in enumerate(arrays):
+        for number, (array, expected) in enumerate(zip(arrays, self._expected, strict=True)):
+            # Most arguments are arrays of the very type, and there can be hundreds.
+            if expected is not None and hasattr(array, "dtype") and (array.dtype, array.shape) == expected:
+                checked.append(array)
+                continue
             problem = self._misfit(number, array)
             if problem is not None:
                 raise self._mismatch(problem, arrays)

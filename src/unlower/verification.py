@@ -1,5 +1,6 @@
 """`verify`: the original under XLA beside the loaded program, compared bit for bit."""
 
+import contextlib
 import pathlib
 import tempfile
 import time
@@ -10,7 +11,8 @@ import jax
 import numpy as np
 
 from unlower._xla_child import run_original
-from unlower.errors import SignatureError
+from unlower.errors import RuleError, SignatureError
+from unlower.ir.dimensions import parse_dimension
 from unlower.ir.module import Module, walk
 from unlower.program import Program, load, spell_aval
 from unlower.readers.original import original_stablehlo
@@ -20,6 +22,8 @@ __all__ = ["compare", "random_inputs", "verify"]
 
 _OWN_RANDOMNESS = {"stablehlo.rng", "mhlo.xla.rng_get_and_update_state"}
 _MOST_SMALL = 10
+_TRIED_SIZES = ((4, 6, 8), (4,), (3, 5, 7), (3,), (8,), (2,), (1,), (16,), (32,), (12,), (64,), (128,))
+"""What symbolic sizes are in random inputs, in turn: of these sets the first that the program accepts."""
 
 
 def verify(
@@ -30,6 +34,7 @@ def verify(
     rules: Mapping[str, Callable[..., Any]] | None = None,
     signature: str | None = None,
     module: str | None = None,
+    platform: str | int | None = None,
     progress: Callable[[str], None] = lambda stage: None,
 ) -> Verification:
     """Runs the original by XLA and the loaded program on the same inputs, and compares every bit of the results.
@@ -43,6 +48,7 @@ def verify(
       rules: as for `load`.
       signature: as for `load`.
       module: as for `load`.
+      platform: as for `load`; the original is given the same.
       progress: called with the name of each stage as it begins.
 
     Raises:
@@ -56,7 +62,7 @@ def verify(
     """
     progress("loading")
     begun = time.perf_counter()
-    program = load(source, rules=rules, signature=signature, module=module)
+    program = load(source, rules=rules, signature=signature, module=module, platform=platform)
     load_seconds = time.perf_counter() - begun
     given = inputs is not None
     arrays = [np.asarray(array) for array in inputs] if inputs is not None else random_inputs(program, seed)
@@ -106,21 +112,37 @@ def random_inputs(program: Program, seed: int = 0) -> list[np.ndarray]:
     """Draws an array for each argument of a program.
 
     Floats and complex numbers are normal, booleans fair, integers small and not negative, so that they serve as
-    indices, counts and keys.
+    indices, counts and keys. Symbolic sizes are small numbers that the program accepts.
 
     Raises:
-      SignatureError: a size of an argument is unknown before the call.
+      SignatureError: no such numbers were found.
     """
     generator = np.random.default_rng(seed)
-    return [_draw(generator, aval) for aval in program.in_avals]
+    return [_draw(generator, struct) for struct in _with_sizes(program)]
+
+
+def _with_sizes(program: Program) -> Sequence[jax.ShapeDtypeStruct]:
+    """The types of the arguments, with numbers for the symbols in them."""
+    sizes = [str(size) for aval in program.in_avals for size in aval.shape]
+    symbols = sorted({symbol for size in sizes for symbol in parse_dimension(size).variables})
+    if not symbols:
+        return program.in_avals
+    for values in _TRIED_SIZES:
+        known = {symbol: values[i % len(values)] for i, symbol in enumerate(symbols)}
+        structs = [
+            jax.ShapeDtypeStruct(tuple(parse_dimension(str(n)).evaluate(known) for n in aval.shape), aval.dtype)
+            for aval in program.in_avals
+        ]
+        with contextlib.suppress(SignatureError, RuleError), jax.enable_x64(True):
+            jax.eval_shape(program.flat, *structs)
+            return structs
+    raise SignatureError(
+        f"no sizes found for {', '.join(symbols)}",
+        mend="pass arrays of the sizes you mean: verify(source, inputs=[...])",
+    )
 
 
 def _draw(generator: np.random.Generator, aval: jax.ShapeDtypeStruct) -> np.ndarray:
-    if not all(isinstance(size, int) for size in aval.shape):
-        raise SignatureError(
-            f"no random input for {spell_aval(aval)}, whose sizes the call decides",
-            mend="pass arrays of the sizes you mean: verify(source, inputs=[...])",
-        )
     dtype = aval.dtype
     if dtype == bool:
         return generator.integers(0, 2, aval.shape).astype(bool)

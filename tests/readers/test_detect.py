@@ -376,3 +376,11 @@ def test_an_artifact_for_an_older_version_reads():
         old = mlir_hlo.serialize_portable_artifact(module, mlir_hlo.get_minimum_version())
         del module, context
     assert outline(read(bytes(old))) == outline(read(STABLEHLO))
+
+
+def test_an_artifact_that_mlir_signed():
+    data = (DATA / "portable_0_4_30.mlirbc").read_bytes()
+    producer = data[5 : data.index(b"\0", 5)]
+    assert producer.startswith(b"StableHLO_v")
+    signed = data.replace(producer, b"MLIRxxx-trunk".ljust(len(producer), b"-"), 1)
+    assert outline(read(signed)) == outline(read(data))

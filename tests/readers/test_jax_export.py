@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import unlower
+from unlower._jax_compat import mlir_hlo, mlir_ir, new_mlir_context
 from unlower.errors import FormatError, UnlowerError
 from unlower.readers.detect import read_source
 
@@ -323,3 +324,19 @@ def test_any_damage_is_an_error_of_ours():
             assert len(source.interface.inputs) == len(source.module.main.body.arguments)
             outcomes["read"] += 1
     assert outcomes["refused"] > 300 and outcomes["read"] > 100
+
+
+def test_tokens_of_ordered_effects_are_neither_given_nor_returned():
+    text = """func.func public @main(%p: tensor<i32> {jax.global_constant = "_platform_index"}, %t: !stablehlo.token,
+        %x: tensor<3xf32>) -> (!stablehlo.token, tensor<3xf32>) {
+      %y = stablehlo.negate %x : tensor<3xf32>
+      return %t, %y : !stablehlo.token, tensor<3xf32> }"""
+    with new_mlir_context():
+        module = mlir_hlo.serialize_portable_artifact(mlir_ir.Module.parse(text), mlir_hlo.get_minimum_version())
+    effects = ("tables", [{0: ("string", "<class 'acme.Ordered'>")}])
+    data = files.Writer().finish(PLAIN | {9: ("strings", ["cpu", "tpu"]), 10: effects, 13: ("bytes", module)})
+    program = unlower.load(data)
+    equal(program(np.ones(3, F32)), -np.ones(3, F32))
+    assert [x.role for x in program.interface.inputs] == ["token", "argument"]
+    assert program.interface.export.ordered_effects == ("acme.Ordered",)
+    assert len(program.original_inputs([np.ones(3, F32)])) == 3

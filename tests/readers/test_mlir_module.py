@@ -209,3 +209,17 @@ def test_complex_constants_inside_other_attributes():
     assert decoded[0]["a, b"].array.tolist() == [1 - 2j, 3j]
     assert decoded[0]["c"] is Unit
     assert decoded[1].array == 7
+
+
+@pytest.mark.parametrize("metadata", ['op_name="a/b" source_file="f.py" source_line=3', 'op_name="a/b"'])
+def test_name_and_line_of_an_hlo_instruction(metadata):
+    body = read(
+        f"""HloModule m
+ENTRY e {{
+  x = f32[2] parameter(0), metadata={{op_name="params['w']" source_file="f.py" source_line=9}}
+  ROOT y = f32[2] negate(x), metadata={{{metadata}}}
+}}"""
+    ).main
+    line = 3 if "line" in metadata else None
+    assert body.body.ops[0].location == Location("a/b", "f.py" if line else None, line)
+    assert body.argument_locations == (Location("params['w']", "f.py", 9),)

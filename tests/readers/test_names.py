@@ -114,6 +114,23 @@ def test_pruned_positional_arguments_may_be_passed():
         program(a, a + 1, c)
 
 
+def test_names_that_only_look_like_key_paths_leave_the_flat_order_too():
+    text = """HloModule m
+ENTRY e {
+  x.clone = f32[] parameter(0)
+  y = f32[2] parameter(1)
+  b = f32[2] broadcast(x.clone), dimensions={}
+  ROOT z = f32[2] subtract(y, b)
+}"""
+    program, y = unlower.load(text), np.ones(2, F32)
+    for got in (program(1.0, y), program({"clone": 1.0}, y), program(y=y, x={"clone": 1})):
+        np.testing.assert_array_equal(got, np.zeros(2))
+    with pytest.raises(unlower.SignatureError, match=r"x\.clone is float32\[2\]"):
+        program(y, 1.0)
+    with pytest.raises(unlower.SignatureError, match="x is an array, where"):
+        program(1.0, y=y)
+
+
 def test_variable_arguments():
     def function(*xs, **named):
         return xs[0] + xs[1] * named["scale"]

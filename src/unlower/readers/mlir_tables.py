@@ -17,7 +17,8 @@ from unlower.readers.mlir_types import decode_type, parse_type
 __all__ = ["Table", "Tables"]
 
 _NO_CODES: Mapping[int, Any] = MappingProxyType({})
-_CALL_SITE, _FILE, _NAMED, _FILE_RANGE = 10, 11, 14, 22
+_CALL_SITE, _FILE, _FUSED, _NAMED, _FILE_RANGE = 10, 11, 12, 14, 22
+_MOST_FUSED = 8
 _LOCATIONS = frozenset([*range(_CALL_SITE, 16), _FILE_RANGE])
 
 
@@ -118,6 +119,8 @@ class Tables:
         if found is None:
             name, place = None, index
             code, at = self._code(index)
+            if code == _FUSED:
+                return self._fused(index, at)
             if code == _NAMED:
                 name, at = varint(self._data, at)
                 name, (place, _) = self.attributes[name], varint(self._data, at)
@@ -127,6 +130,21 @@ class Tables:
                 found = self._places[key] = Location(*key) if key != (None, None, None) else False
             self.locations[index] = found
         return found or None
+
+    def _fused(self, index: int, at: int) -> Location | None:
+        """Returns a location that XLA's converter made of an instruction's name and source line, side by side."""
+        parts: list[Location] = []
+        count, at = varint(self._data, at)
+        for _ in range(min(count, _MOST_FUSED)):
+            part, at = varint(self._data, at)
+            found = None if self._code(part)[0] == _FUSED else self.location(part)
+            if found is not None:
+                parts.append(found)
+        name = next((part.name for part in parts if part.name), None)
+        file, line = next(((part.file, part.line) for part in parts if part.file), (None, None))
+        known = (name, file, line) != (None, None, None)
+        self.locations[index] = Location(name, file, line) if known else False
+        return self.locations[index] or None
 
     def _frame(self, index: int) -> tuple[str | None, int | None]:
         """Returns file and line of a location, of the innermost frame where there are several. Many names share one."""

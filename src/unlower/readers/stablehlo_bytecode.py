@@ -54,6 +54,9 @@ def read_bytecode(data: bytes, elision: Elision) -> Module:
                     # Not `Module.parse` at once: quoting a name that is not UTF-8 in an error, it ends the process.
                     deserialize_portable_artifact(context, data)
                 module = ir.Module.parse(data)
+                if any(op.operation.name.startswith("vhlo.") for op in module.body.operations):
+                    # A portable artifact of the time (2023) when these were signed by MLIR.
+                    module = deserialize_portable_artifact(context, data)
             data = bytecode_of(module)
         except (ir.MLIRError, ValueError, RuntimeError) as error:
             raise _error(producer, version, [*diagnostics, str(error)]) from None
