@@ -1,4 +1,4 @@
-"""The functions inside the program of an `XlaCallModule` node: names of their own, and names of those of TensorFlow it calls."""
+"""The functions inside the program of an `XlaCallModule` node: their own names, and those of TensorFlow's that it calls."""
 
 import dataclasses
 from typing import Any
