@@ -5,7 +5,7 @@ XLA's own parser reads the text; `hlo_proto` takes it from there.
 
 import re
 
-from unlower._jax_compat import hlo_text_to_proto
+from unlower._jax_compat import NATIVE_ERRORS, hlo_text_to_proto
 from unlower.errors import FormatError
 from unlower.ir.module import Module
 from unlower.readers.elision import Elision, mark_hlo_text
@@ -18,7 +18,8 @@ __all__ = ["is_hlo_text", "keep_negative_zeros", "read_hlo_text"]
 
 _LAYOUT = re.compile(r"^\s*HloModule\b[^\n]*entry_computation_layout=", re.MULTILINE)
 _ENTRY = re.compile(r"^\s*ENTRY\b", re.MULTILINE)
-_NEGATIVE_ZERO = re.compile(r"(?<=[({,\s])-0(?=[)},\s])")
+# The literal comes first, which is how a regular expression is fast to find nothing.
+_NEGATIVE_ZERO = re.compile(r"-0(?<=[({,\s]-0)(?=[)},\s])")
 _FLOAT_CONSTANT = re.compile(r"(\b(?:b?f|c)\d\w*\[[^\]]*\](?:\{[^}]*\})? constant)(\([-\d.,\s{}()a-z+*/=]*)")
 _WAS_PARSING = re.compile(r"was parsing (\d+):(\d+): error: ([^\n]*)")
 
@@ -42,7 +43,7 @@ def read_hlo_text(data: bytes, elision: Elision) -> Module:
         raise FormatError("the HLO text has no ENTRY computation", mend="the file is cut off; copy or dump it again")
     try:
         proto = hlo_text_to_proto(text)
-    except (RuntimeError, ValueError) as error:
+    except NATIVE_ERRORS as error:
         raise _error(str(error), text) from None
     return module_from_hlo_proto(proto, elision)
 

@@ -7,6 +7,7 @@ the version that a portable artifact targets, `MLIR23.0.0git` says raw bytecode,
 import re
 
 from unlower._jax_compat import (
+    NATIVE_ERRORS,
     collect_diagnostics,
     current_stablehlo_version,
     deserialize_portable_artifact,
@@ -54,7 +55,7 @@ def read_bytecode(data: bytes, elision: Elision) -> Module:
                     # Not `Module.parse` at once: quoting a name that is not UTF-8 in an error, it ends the process.
                     deserialize_portable_artifact(context, data)
                 module = ir.Module.parse(data)
-        except (ir.MLIRError, ValueError, RuntimeError) as error:
+        except (ir.MLIRError, *NATIVE_ERRORS) as error:
             raise _error(producer, version, [*diagnostics, str(error)]) from None
     return module_from_mlir(module, elision, careful=not plain)
 
