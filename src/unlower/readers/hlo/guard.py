@@ -95,7 +95,7 @@ def _check_instructions(model: Model) -> None:
 def _one_of_each(model: Model) -> list[int]:
     """The first instruction of each kind, in order; kinds are told apart by a hash that no file can foresee."""
     count = len(model.opcodes)
-    seed = iter(np.frombuffer(secrets.token_bytes(8 * 12), np.uint64) | np.uint64(1))
+    seed = iter(np.frombuffer(secrets.token_bytes(8 * 32), np.uint64) | np.uint64(1))
 
     def mixed(values: np.ndarray) -> np.ndarray:
         values = (values.astype(np.uint64) + next(seed)) * next(seed)
