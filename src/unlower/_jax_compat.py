@@ -409,6 +409,10 @@ ragged_dot_in_lax = _lax._ragged_dot_general_impl
 # --- readers: what HLO's converter knows
 
 
+HLO_PARSER_CHECKS = jax.__version_info__ >= (0, 12)
+"""Whether HLO's text parser counts operands and elements: that of jaxlib 0.12 does, 0.10 ends the process on some."""
+
+
 HLO_HAS_EXP2 = jax.__version_info__ >= (0, 12)
 """Whether HLO's text parser knows `exp2` and `log2`: that of jaxlib 0.12 does, 0.10 does not."""
 
@@ -417,13 +421,17 @@ HLO_HAS_FLOAT6 = jax.__version_info__ >= (0, 12)
 """Whether HLO has element types of six bits: those of jaxlib 0.12 do, 0.10 does not."""
 
 
+NATIVE_ERRORS = (RuntimeError, ValueError, IndexError, OverflowError)
+"""What the bindings of XLA and MLIR raise: errors of the libraries' own, and C++ exceptions on their way through."""
+
+
 def is_dictionary_attribute(text: str) -> bool:
     """Whether MLIR reads `text` as a dictionary attribute, which XLA's converter supposes of it without a look."""
     context = mlir_ir.Context()
     with context, collect_diagnostics(context):
         try:
             return isinstance(mlir_ir.Attribute.parse(text), mlir_ir.DictAttr)
-        except (mlir_ir.MLIRError, ValueError, RuntimeError):
+        except (mlir_ir.MLIRError, *NATIVE_ERRORS):
             return False
 
 

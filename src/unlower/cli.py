@@ -5,8 +5,11 @@ arguments), 3 when XLA refuses the original.
 """
 
 import argparse
+import ast
+import dataclasses
 import json
 import pathlib
+import shlex
 from collections.abc import Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -15,9 +18,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from unlower.errors import UnlowerError
-from unlower.inspection import inspect
-from unlower.report import Argument, Inspection, Verification, count, human_bytes, human_seconds
+from unlower.errors import FormatError, UnlowerError
+from unlower.inspection import inspect, list_contents
+from unlower.parameters import write_arrays
+from unlower.program import load, spell_aval
+from unlower.report import Argument, Entry, Inspection, Verification, count, human_bytes, human_seconds
 from unlower.verification import verify
 
 __all__ = ["run"]
@@ -54,8 +59,11 @@ def _parser() -> argparse.ArgumentParser:
         "file",
         metavar="FILE",
         type=pathlib.Path,
-        help="an HLO or StableHLO module (text, proto or bytecode) or a jax.export file, gzipped or not",
+        help="a program: HLO or StableHLO as text, proto or bytecode, gzipped or not; a jax.export file; the folder of a "
+        "TensorFlow SavedModel, a torch_xla bundle or an XLA dump",
     )
+    shared.add_argument("--signature", metavar="NAME", help="which signature or function of a SavedModel or bundle")
+    shared.add_argument("--module", metavar="NAME", help="which module of a dump folder or SavedModel")
     shared.add_argument("--json", action="store_true", help="print a JSON object instead of tables")
     command = commands.add_parser("inspect", parents=[shared], **_says("say what a file holds, without running it"))
     command.set_defaults(command=_inspect)
@@ -69,6 +77,23 @@ def _parser() -> argparse.ArgumentParser:
         help="whose branches to take, of a program lowered for several platforms: a name, or a number where it has none",
     )
     command.set_defaults(command=_verify)
+    does = "save the weights that a file brings, and those that are baked into its program as constants"
+    command = commands.add_parser("weights", parents=[shared], **_says(does))
+    command.add_argument(
+        "-o", "--output", metavar="OUT", type=pathlib.Path, required=True, help="a .safetensors or .npz file to write"
+    )
+    command.add_argument(
+        "--min-elements",
+        metavar="N",
+        type=int,
+        default=17,
+        help="the number of elements from which on a float constant is a weight (default: 17)",
+    )
+    command.add_argument("--no-constants", action="store_true", help="leave constants out")
+    command.add_argument(
+        "--match", metavar="FILE", type=pathlib.Path, help="a .safetensors or .npz file that names constants by content"
+    )
+    command.set_defaults(command=_weights)
     return parser
 
 
@@ -83,9 +108,20 @@ def _says(text: str) -> dict[str, Any]:
     return {"help": text, "description": f"{text[0].upper()}{text[1:]}."}
 
 
+def _choice(options: argparse.Namespace) -> dict[str, Any]:
+    return {"signature": options.signature, "module": options.module}
+
+
 def _inspect(options: argparse.Namespace, out: Console, err: Console) -> int:
     with err.status("reading"):
-        found = inspect(options.file)
+        try:
+            found = inspect(options.file, **_choice(options))
+        except FormatError as error:
+            listed = list_contents(options.file) if options.file.is_dir() else ()
+            if not any(entry.option for entry in listed) or any(_choice(options).values()):
+                raise
+            # A folder with several programs: which they are is what was asked for.
+            return _show_choice(options, listed, error, out)
     if options.json:
         print(found.to_json())
     else:
@@ -93,14 +129,67 @@ def _inspect(options: argparse.Namespace, out: Console, err: Console) -> int:
     return 0
 
 
+def _show_choice(options: argparse.Namespace, listed: Sequence[Entry], error: FormatError, out: Console) -> int:
+    if options.json:
+        print(json.dumps({"contents": [dataclasses.asdict(entry) for entry in listed], "why": error.what}, indent=2))
+    else:
+        _show_contents(listed, out)
+        out.print(f"{escape(error.what)}: choose one", style="yellow", soft_wrap=True)
+    return 0
+
+
+def _show_contents(listed: Sequence[Entry], out: Console) -> None:
+    rows = []
+    for entry in listed:
+        size = "" if entry.bytes is None else human_bytes(entry.bytes)
+        option = "" if entry.option is None else _as_option(entry.option)
+        rows.append((entry.name, entry.what, size, f"{option} (taken)" if entry.chosen else option))
+    _table(out, "in the folder", ("name", "what", "size", "to load it"), rows)
+
+
+def _as_option(option: str) -> str:
+    """`module='jit_step'`, which Python takes, as the command line does."""
+    name, _, value = option.partition("=")
+    return f"--{name} {shlex.quote(ast.literal_eval(value))}"
+
+
 def _verify(options: argparse.Namespace, out: Console, err: Console) -> int:
     with err.status("loading") as status:
-        found = verify(options.file, seed=options.seed, platform=options.platform, progress=status.update)
+        found = verify(
+            options.file, seed=options.seed, platform=options.platform, progress=status.update, **_choice(options)
+        )
     if options.json:
         print(found.to_json())
     else:
         _show_verification(found, out)
     return _STATUS[found.outcome]
+
+
+def _weights(options: argparse.Namespace, out: Console, err: Console) -> int:
+    with err.status("loading"):
+        program = load(options.file, **_choice(options))
+        brought = program.parameters
+        if not options.no_constants:
+            program = program.lift_constants(min_elements=options.min_elements, match=options.match)
+        weights = program.parameters
+        write_arrays(options.output, weights)
+    rows = [
+        {
+            "name": name,
+            "type": spell_aval(array),
+            "bytes": array.nbytes,
+            "from": "the file" if name in brought else "a constant",
+        }
+        for name, array in weights.items()
+    ]
+    if options.json:
+        print(json.dumps({"output": str(options.output), "weights": rows}, indent=2))
+        return 0
+    texts = [(row["name"], row["type"], human_bytes(row["bytes"]), row["from"]) for row in rows]
+    _table(out, "weights", ("name", "type", "size", "from"), texts)
+    total = human_bytes(sum(row["bytes"] for row in rows))
+    out.print(f"{count(len(rows), 'weight')}, {total}, in {escape(str(options.output))}", soft_wrap=True)
+    return 0
 
 
 def _show_inspection(found: Inspection, out: Console) -> None:
@@ -129,6 +218,7 @@ def _show_inspection(found: Inspection, out: Console) -> None:
     _table(out, "unsupported", ("where", "why", "operation", "from"), rows, style="yellow")
     for remark in found.signature.remarks():
         out.print(escape(remark), style="yellow" if remark.startswith("note") else "", soft_wrap=True)
+    _show_contents(found.contents, out)
     if not found.unsupported:
         out.print("every operation is supported", style="green")
 

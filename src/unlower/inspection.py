@@ -13,16 +13,22 @@ from unlower.ir.printer import print_op
 from unlower.ir.types import TensorType
 from unlower.ops import op_rules
 from unlower.raising.normalize import normalize
-from unlower.readers.detect import read_source
-from unlower.report import Inspection, Loop, UnsupportedOp
+from unlower.readers.detect import contents, read_source, source_path
+from unlower.report import Entry, Inspection, Loop, UnsupportedOp
 from unlower.signature import argument_of, signature_of
 
-__all__ = ["inspect"]
+__all__ = ["inspect", "list_contents"]
 
 _LOOPS = ("stablehlo.while", "mhlo.while")
 
 
-def inspect(source: Any, *, rules: Mapping[str, Callable[..., Any]] | None = None) -> Inspection:
+def inspect(
+    source: Any,
+    *,
+    rules: Mapping[str, Callable[..., Any]] | None = None,
+    signature: str | None = None,
+    module: str | None = None,
+) -> Inspection:
     """Says what a program is made of: signature, sizes, operations, custom calls, loops, what is unsupported.
 
     Nothing runs, and unlike in `load` nothing is refused: constants whose values the file left out and operations
@@ -31,9 +37,11 @@ def inspect(source: Any, *, rules: Mapping[str, Callable[..., Any]] | None = Non
     Args:
       source: whatever `load` takes.
       rules: the rules by which operations count as supported, `unlower.op_rules` unless given.
+      signature: as for `load`.
+      module: as for `load`.
 
     Raises:
-      FormatError: the source is damaged, or no XLA program.
+      FormatError: the source is damaged, or no XLA program, or it holds several and none was chosen.
       InvalidModuleError: the program is ill-formed.
 
     Example:
@@ -41,19 +49,19 @@ def inspect(source: Any, *, rules: Mapping[str, Callable[..., Any]] | None = Non
       >>> found.inputs[0].type, dict(found.histogram)
       ('float32[2]', {'stablehlo.negate': 1})
     """
-    (module, interface), elided = _read(source)
-    check(module)
-    plain = normalize(module)
-    signature = signature_of(plain, interface)
-    ops = [(function.name, index, op) for function in module.functions.values() for index, op in _numbered(function)]
+    (found, interface), elided = _read(source, {"signature": signature, "module": module})
+    check(found)
+    plain = normalize(found)
+    call = signature_of(plain, interface)
+    ops = [(function.name, index, op) for function in found.functions.values() for index, op in _numbered(function)]
     constants = [op for *_, op in ops if op.name in CONSTANTS]
     supported = op_rules if rules is None else rules
     return Inspection(
-        name=module.name,
-        signature=signature,
+        name=found.name,
+        signature=call,
         inputs=tuple(map(argument_of, plain.main.body.arguments, interface.inputs)),
         outputs=tuple(map(argument_of, plain.main.body.results, interface.outputs)),
-        functions=len(module.functions),
+        functions=len(found.functions),
         operations=len(ops),
         histogram=_counted(op.name for *_, op in ops),
         custom_calls=_counted(str(op.attributes.get("call_target_name")) for *_, op in ops if op.name in CUSTOM_CALLS),
@@ -70,6 +78,17 @@ def inspect(source: Any, *, rules: Mapping[str, Callable[..., Any]] | None = Non
             for function, index, op, reason in unsupported_ops(plain, supported)
         ),
         export=None if interface.export is None else _export(interface.export),
+        contents=list_contents(source),
+    )
+
+
+def list_contents(source: Any) -> tuple[Entry, ...]:
+    """Lists what is in a folder: programs, with what to pass to `load` for each, and other files; nothing for a file."""
+    path = source_path(source)
+    if path is None:
+        return ()
+    return tuple(
+        Entry(name=x.name, what=x.what, bytes=x.size, option=x.option, chosen=x.chosen) for x in contents(path)
     )
 
 
@@ -92,13 +111,13 @@ def _export(record: ExportRecord) -> dict[str, Any]:
     return {name: value for name, value in said.items() if value or name == "devices"}
 
 
-def _read(source: Any) -> tuple[Source, tuple[str, ...]]:
+def _read(source: Any, choice: Mapping[str, Any]) -> tuple[Source, tuple[str, ...]]:
     """Reads a program, and what was left out of it."""
     try:
-        return read_source(source), ()
+        return read_source(source, **choice), ()
     except FormatError as refused:
         try:
-            found = read_source(source, elided="zeros")
+            found = read_source(source, elided="zeros", **choice)
         except FormatError:
             raise refused from None
         return found, tuple((refused.where or "").split(", "))

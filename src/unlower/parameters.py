@@ -9,20 +9,22 @@ import dataclasses
 import difflib
 import itertools
 import os
+import pathlib
+import zipfile
 from collections.abc import Mapping
 from typing import Any
 
 import jax
 import numpy as np
 
-from unlower.errors import SignatureError
+from unlower.errors import FormatError, SignatureError
 from unlower.ir.interface import Input, Interface, Source
 from unlower.ir.module import Module
 from unlower.raising.lift_constants import content_key, lift_constants
 from unlower.raising.share_arguments import Shared, Use, share_arguments
-from unlower.readers.safetensors import read_safetensors
+from unlower.readers.safetensors import read_safetensors, write_safetensors
 
-__all__ = ["Weights", "lift", "named_arrays"]
+__all__ = ["Weights", "lift", "named_arrays", "write_arrays"]
 
 _MOST_AXES = 4
 """Up to this rank a constant is compared with the transposes of a checkpoint's arrays."""
@@ -157,6 +159,31 @@ def named_arrays(source: Any) -> dict[str, np.ndarray]:
             return {name: stored[name] for name in stored.files}
     leaves, _ = jax.tree_util.tree_flatten_with_path(source)
     return {"/".join(map(_key_text, path)) or "array": np.asarray(leaf) for path, leaf in leaves}
+
+
+def write_arrays(path: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Writes arrays by name to a file, whose format its name tells: `.safetensors` or `.npz`.
+
+    Raises:
+      FormatError: another ending, or arrays of a type that the format does not have.
+    """
+    if path.suffix == ".safetensors":
+        write_safetensors(path, arrays)
+    elif path.suffix == ".npz":
+        strange = [name for name, array in arrays.items() if array.dtype.kind == "V" or array.dtype.isbuiltin != 1]
+        if strange:
+            raise FormatError(
+                f"NumPy's format has no element type for {arrays[strange[0]].dtype.name}",
+                where=f"the array {strange[0]}",
+                mend="write a .safetensors file",
+            )
+        # Not by keywords: a weight may be called `file`.
+        with zipfile.ZipFile(path, "w") as archive:
+            for name, array in arrays.items():
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                    np.lib.format.write_array(member, np.ascontiguousarray(array), allow_pickle=False)
+    else:
+        raise FormatError(f"{path.name} is no .safetensors or .npz file", mend="end its name in one of these")
 
 
 def _key_text(key: Any) -> str:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 __all__ = [
     "Argument",
     "Difference",
+    "Entry",
     "Inspection",
     "Loop",
     "Signature",
@@ -99,6 +100,29 @@ class Signature:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One thing in a folder.
+
+    Attributes:
+      name: the file, or the signature, function or program inside.
+      what: what it is, in words.
+      bytes: its size, or None where that means nothing.
+      option: what to pass to `load` for it, e.g. `"module='jit_step'"`; None for what is no program.
+      chosen: whether `load` takes it without being told.
+    """
+
+    name: str
+    what: str
+    bytes: int | None
+    option: str | None
+    chosen: bool
+
+    def __str__(self) -> str:
+        option = "" if self.option is None else " (taken)" if self.chosen else f" ({self.option})"
+        return f"{self.name}: {self.what}{option}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Loop:
     """A `while` of the module.
 
@@ -157,6 +181,7 @@ class Inspection:
       elided: the constants whose values the file left out, as `name: type`.
       unsupported: the operations that `load` would refuse.
       export: what a jax.export file says besides: versions, devices, effects, nested pullbacks; else None.
+      contents: of a folder, what else is in it.
     """
 
     name: str
@@ -173,6 +198,7 @@ class Inspection:
     elided: tuple[str, ...]
     unsupported: tuple[UnsupportedOp, ...]
     export: Mapping[str, Any] | None = None
+    contents: tuple[Entry, ...] = ()
 
     def to_json(self) -> str:
         """Returns the record as a JSON object."""
@@ -192,6 +218,7 @@ class Inspection:
             "export", [f"{name.replace('_', ' ')}: {value}" for name, value in (self.export or {}).items()]
         )
         lines += [f"  {line}" for line in self.signature.remarks()]
+        lines += _listed("in the folder", list(map(str, self.contents)))
         return "\n".join(lines)
 
 

@@ -32,6 +32,8 @@ def verify(
     inputs: Sequence[Any] | None = None,
     seed: int = 0,
     rules: Mapping[str, Callable[..., Any]] | None = None,
+    signature: str | None = None,
+    module: str | None = None,
     platform: str | int | None = None,
     progress: Callable[[str], None] = lambda stage: None,
 ) -> Verification:
@@ -44,6 +46,8 @@ def verify(
       inputs: one array for each argument; random ones unless given, see `random_inputs`.
       seed: what random inputs are drawn from.
       rules: as for `load`.
+      signature: as for `load`.
+      module: as for `load`.
       platform: as for `load`; the original is given the same.
       progress: called with the name of each stage as it begins.
 
@@ -58,7 +62,7 @@ def verify(
     """
     progress("loading")
     begun = time.perf_counter()
-    program = load(source, rules=rules, platform=platform)
+    program = load(source, rules=rules, signature=signature, module=module, platform=platform)
     load_seconds = time.perf_counter() - begun
     given = inputs is not None
     arrays = [np.asarray(array) for array in inputs] if inputs is not None else random_inputs(program, seed)
@@ -76,10 +80,14 @@ def verify(
 
     progress("the original: compiling and running it by XLA")
     with tempfile.TemporaryDirectory(prefix="unlower-") as folder:
-        inputs_of_module = [np.asarray(array) for array in program.original_inputs(arrays)]
-        original = run_original(original_stablehlo(source), inputs_of_module, pathlib.Path(folder))
+        written = original_stablehlo(source, signature=signature, module=module)
+        given_to_it = [np.asarray(array) for array in program.original_inputs(arrays)]
+        original = run_original(written, given_to_it, pathlib.Path(folder))
     if original.results is None:
         return report("refused", refusal=original.refusal)
+    wanted = original.results
+    if program.interface.returned is not None:
+        wanted = [wanted[i] for i in program.interface.returned]
 
     progress("the loaded program: compiling and running it")
     with jax.enable_x64(True):
@@ -95,8 +103,8 @@ def verify(
         loaded_compile=built - begun,
         loaded_run=finished - built,
     )
-    difference = compare(original.results, results)
-    notes = tuple(_notes(program.module, original.results))
+    difference = compare(wanted, results)
+    notes = tuple(_notes(program.module, wanted))
     return report("different" if difference else "equal", difference=difference, notes=notes, timings=timings)
 
 

@@ -1,9 +1,10 @@
 """The conformance kit: laws that a transform of JAX programs should obey, over programs that hold every kind of sub-program.
 
-For a transform that should change nothing, `check_identity`; for any interpreter, `check_consistency`: that both styles agree, and
-that it commutes with `jit` and `vmap`. Both return a `Report`, and `report.check()` raises for a test.
+For a transform that should change nothing, `check_identity`; for any interpreter, `check_consistency`: that both styles
+agree, and that it commutes with `jit` and `vmap`. Both return a `Report`, and `report.check()` raises for a test.
 """
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ import numpy as np
 
 from unlower._jax_compat import eval_closed_jaxpr
 from unlower.interpret.structure import diff
-from unlower.interpret.testing_programs import PROGRAMS, Program
+from unlower.interpret.testing_surroundings import PROGRAMS, Program
 
 __all__ = ["MODES", "PROGRAMS", "Outcome", "Program", "Report", "check_consistency", "check_identity"]
 
@@ -227,7 +228,7 @@ def check_consistency(
         if modes["vmap(T)"] is not None:
             laws["vmap(T) = T(vmap)"] = (modes["vmap(T)"](transform), modes["T(vmap)"](transform))
         for law, (left, right) in laws.items():
-            found, wanted = (_attempt(lambda side=side: side(program.function)) for side in (left, right))
+            found, wanted = (_attempt(functools.partial(side, program.function)) for side in (left, right))
             if isinstance(wanted, Exception):
                 verdict = SKIPPED if type(found) is type(wanted) else f"{wanted!r} on one side only"
             elif isinstance(found, Exception):

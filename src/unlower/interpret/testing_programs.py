@@ -1,6 +1,7 @@
 """The programs of the conformance kit: each primitive that carries a program, alone and nested, and what goes on around them.
 
-They are small and deterministic, take and return pytrees, and make their arrays when called, so that importing starts no device.
+They are small and deterministic, take and return pytrees, and make their arrays when called, so that importing starts no
+device.
 """
 
 import functools
@@ -13,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-__all__ = ["PROGRAMS", "Program"]
+__all__ = ["PROGRAMS", "Program", "program", "ramp"]
 
 
 class Program(NamedTuple):
@@ -30,7 +31,8 @@ PROGRAMS: dict[str, Callable[[], Program]] = {}
 Pair = namedtuple("Pair", ["first", "second"])
 
 
-def _program(make: Callable[[], Program]) -> Callable[[], Program]:
+def program(make: Callable[[], Program]) -> Callable[[], Program]:
+    """Adds what makes a program to `PROGRAMS`, under its name."""
     PROGRAMS[make.__name__] = make
     return make
 
@@ -40,7 +42,7 @@ def ramp(*shape: int) -> Any:
     return (jnp.arange(int(np.prod(shape)) or 1, dtype=jnp.float32).reshape(shape) + 1) / 7
 
 
-@_program
+@program
 def pytrees_and_keywords() -> Program:
     def f(x, tree, *, k=2.0, n=3):
         total = tree["v"][0] + jnp.float32(n)
@@ -49,7 +51,7 @@ def pytrees_and_keywords() -> Program:
     return Program(f, (ramp(3), {"u": ramp(3), "v": (ramp(2),)}), {"k": jnp.float32(3)})
 
 
-@_program
+@program
 def jit_twice() -> Program:
     @jax.jit
     def g(t):
@@ -58,7 +60,7 @@ def jit_twice() -> Program:
     return Program(lambda x, y: g({"a": x, "b": y})["o"] + g({"a": y, "b": x})["p"], (ramp(3), ramp(3)))
 
 
-@_program
+@program
 def jit_nested_with_constant() -> Program:
     constant = ramp(4)
 
@@ -70,13 +72,13 @@ def jit_nested_with_constant() -> Program:
     return Program(lambda x: g(x, 3, mode="x"), (ramp(4),))
 
 
-@_program
+@program
 def jit_donated_and_kept() -> Program:
     g = jax.jit(lambda x, y: x * 2 + 1, donate_argnums=0, keep_unused=True)
     return Program(lambda x, y: g(x + 1, y) + y, (ramp(3), ramp(3)))
 
 
-@_program
+@program
 def scan() -> Program:
     def body(c, x):
         return {"h": jnp.tanh(c["h"] + x["i"]), "n": c["n"] + 1}, {"y": c["h"] + 1.0, "z": x["i"]}
@@ -84,7 +86,7 @@ def scan() -> Program:
     return Program(lambda t, xs: lax.scan(body, {"h": t, "n": 0}, {"i": xs}), (ramp(3), ramp(5, 3)))
 
 
-@_program
+@program
 def scan_reverse_unrolled_with_constant() -> Program:
     def f(w, xs):
         return lax.scan(lambda c, x: (c @ w + x, c.sum()), jnp.ones(3), xs, reverse=True, unroll=2)
@@ -92,7 +94,7 @@ def scan_reverse_unrolled_with_constant() -> Program:
     return Program(f, (ramp(3, 3), ramp(5, 3)))
 
 
-@_program
+@program
 def scan_of_no_steps() -> Program:
     def f(x, xs):
         return lax.scan(lambda c, v: (jnp.sin(c) + v, c), x, xs)
@@ -100,7 +102,7 @@ def scan_of_no_steps() -> Program:
     return Program(f, (ramp(3), jnp.zeros((0, 3))))
 
 
-@_program
+@program
 def while_loop() -> Program:
     def f(x, w):
         return lax.while_loop(lambda s: s[1].sum() + s[0] < 30, lambda s: (s[0] + 1.0, s[1] + w), (0.0, x))
@@ -108,7 +110,7 @@ def while_loop() -> Program:
     return Program(f, (ramp(3), ramp(3)))
 
 
-@_program
+@program
 def fori_loop_with_bound_from_outside() -> Program:
     def f(x, n):
         return lax.fori_loop(0, n, lambda i, c: (c[0] + 1, jnp.sin(c[1]) + c[0]), (x, ramp(2)))
@@ -116,12 +118,12 @@ def fori_loop_with_bound_from_outside() -> Program:
     return Program(f, (jnp.float32(1), jnp.int32(4)))
 
 
-@_program
+@program
 def fori_loop() -> Program:
     return Program(lambda x: lax.fori_loop(0, 4, lambda i, c: jnp.cos(c) * x, x), (ramp(3),))
 
 
-@_program
+@program
 def while_in_scan_in_jit() -> Program:
     @jax.jit
     def f(x, xs):
@@ -134,7 +136,7 @@ def while_in_scan_in_jit() -> Program:
     return Program(f, (ramp(3), ramp(2, 3)))
 
 
-@_program
+@program
 def cond() -> Program:
     def f(p, x, y):
         yes = lambda t: {"o": t[0] + t[1], "q": t[0]}
@@ -144,13 +146,13 @@ def cond() -> Program:
     return Program(f, (jnp.float32(1), ramp(3), ramp(3)))
 
 
-@_program
+@program
 def switch() -> Program:
     branches = [lambda x: x + 1, jnp.sin, lambda x: x * 2]
     return Program(lambda i, x: lax.switch(i, branches, x), (jnp.int32(2), ramp(3)))
 
 
-@_program
+@program
 def cond_in_cond_in_scan() -> Program:
     def inner(c):
         return lax.cond(c[0] > 1, jnp.sin, lambda c: c * 2, c)
@@ -161,7 +163,7 @@ def cond_in_cond_in_scan() -> Program:
     return Program(f, (ramp(3),))
 
 
-@_program
+@program
 def custom_jvp() -> Program:
     @jax.custom_jvp
     def g(x, y):
@@ -171,7 +173,7 @@ def custom_jvp() -> Program:
     return Program(lambda x, y: g(x, y) + x, (ramp(3), ramp(3)))
 
 
-@_program
+@program
 def custom_jvp_with_symbolic_zeros() -> Program:
     @jax.custom_jvp
     def g(x, y):
@@ -190,7 +192,7 @@ def custom_jvp_with_symbolic_zeros() -> Program:
     return Program(lambda x, y: g(x, lax.stop_gradient(y)) + x, (ramp(3), ramp(3)))
 
 
-@_program
+@program
 def custom_vjp() -> Program:
     @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
     def g(n, t):
@@ -200,10 +202,10 @@ def custom_vjp() -> Program:
         lambda n, t: (g(n, t), t["a"]),
         lambda n, res, ct: ({"a": ct["o"] * 5, "b": ct["o"] + res},),
     )
-    return Program(lambda x, y: g(2.0, {"a": x, "b": y})["o"] + y, (ramp(3), ramp(3)))
+    return Program(lambda x, y: g(2.0, {"a": x, "b": y})["o"] + y, (ramp(3), ramp(3)))  # pyright: ignore[reportIndexIssue]
 
 
-@_program
+@program
 def custom_vjp_with_symbolic_zeros() -> Program:
     @jax.custom_vjp
     def g(x, y):
@@ -220,7 +222,7 @@ def custom_vjp_with_symbolic_zeros() -> Program:
     return Program(lambda x, y: g(x, y)[0] + x, (ramp(3), ramp(3)))
 
 
-@_program
+@program
 def custom_vjp_with_optimized_remat() -> Program:
     @jax.custom_vjp
     def g(x):
@@ -230,7 +232,7 @@ def custom_vjp_with_optimized_remat() -> Program:
     return Program(lambda x: lax.scan(lambda c, _: (g(c) + 1, c), x, None, length=3)[0], (ramp(3),))
 
 
-@_program
+@program
 def checkpoint() -> Program:
     @functools.partial(jax.checkpoint, policy=jax.checkpoint_policies.dots_saveable)
     def g(x, w):
@@ -239,7 +241,7 @@ def checkpoint() -> Program:
     return Program(lambda x, w: g(x, w)["o"] + 1, (ramp(3), ramp(3, 3)))
 
 
-@_program
+@program
 def checkpoint_of_scan_with_names() -> Program:
     from jax.ad_checkpoint import checkpoint_name
 
@@ -252,7 +254,7 @@ def checkpoint_of_scan_with_names() -> Program:
     return Program(lambda x: g(x) + x, (ramp(3),))
 
 
-@_program
+@program
 def activations() -> Program:
     def f(x):
         parts = [jax.nn.relu(x), jax.nn.softmax(x), jax.nn.silu(x), jax.nn.gelu(x), jnp.where(x > 0, x, 0.0)]
@@ -261,7 +263,7 @@ def activations() -> Program:
     return Program(f, (ramp(5) - 0.4,))
 
 
-@_program
+@program
 def inner_gradient() -> Program:
     def f(x, y):
         return jax.value_and_grad(lambda t: (jnp.sin(t["a"]) * t["b"] + t["a"]).sum())({"a": x, "b": y})
@@ -269,7 +271,7 @@ def inner_gradient() -> Program:
     return Program(f, (ramp(3), ramp(3)))
 
 
-@_program
+@program
 def inner_gradient_of_custom_vjp_in_scan() -> Program:
     @jax.custom_vjp
     def g(x):
@@ -283,7 +285,7 @@ def inner_gradient_of_custom_vjp_in_scan() -> Program:
     return Program(f, (ramp(3),))
 
 
-@_program
+@program
 def inner_forward_and_second_derivatives() -> Program:
     def f(x):
         y, t = jax.jvp(lambda x: jax.nn.relu(x) + jnp.sin(x), (x,), (x,))
@@ -293,7 +295,7 @@ def inner_forward_and_second_derivatives() -> Program:
     return Program(f, (ramp(3),))
 
 
-@_program
+@program
 def inner_vmap() -> Program:
     def f(x, w):
         return jax.vmap(lambda a: lax.cond(a.sum() > 1, lambda a: a + w, lambda a: a * w, a))(x)
@@ -301,12 +303,12 @@ def inner_vmap() -> Program:
     return Program(f, (ramp(4, 3), ramp(3)))
 
 
-@_program
+@program
 def inner_vmap_with_axis_name() -> Program:
     return Program(lambda x: jax.vmap(lambda a: a + lax.psum(a, "i"), axis_name="i")(x), (ramp(4, 3),))
 
 
-@_program
+@program
 def custom_linear_solve() -> Program:
     def f(m, b):
         m = m + 5 * jnp.eye(3)
@@ -320,12 +322,12 @@ def custom_linear_solve() -> Program:
     return Program(f, (ramp(3, 3), ramp(3)))
 
 
-@_program
+@program
 def linalg_solve() -> Program:
     return Program(lambda m, b: jnp.linalg.solve(m + 5 * jnp.eye(3), b) + b, (ramp(3, 3), ramp(3)))
 
 
-@_program
+@program
 def custom_root() -> Program:
     def newton(g, y0):
         return lax.fori_loop(0, 20, lambda _, y: y - g(y) / (2 * y + 1e-3), y0)
@@ -336,7 +338,7 @@ def custom_root() -> Program:
     return Program(f, (jnp.float32(2),))
 
 
-@_program
+@program
 def linear_call() -> Program:
     def f(x, y):
         call = jax.custom_derivatives.linear_call
@@ -346,7 +348,7 @@ def linear_call() -> Program:
     return Program(f, (ramp(3), ramp(3)))
 
 
-@_program
+@program
 def custom_vmap() -> Program:
     @jax.custom_batching.custom_vmap
     def g(x, y):
@@ -356,13 +358,13 @@ def custom_vmap() -> Program:
     return Program(lambda x, y: g(x, y) + x, (ramp(3), ramp(3)))
 
 
-@_program
+@program
 def composite() -> Program:
     g = functools.partial(lax.composite, name="my.add")(lambda x, y: x + y)
     return Program(lambda x, y: g(x, y) + 1, (ramp(3), ramp(3)))
 
 
-@_program
+@program
 def shard_map() -> Program:
     mesh = jax.make_mesh((1,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
     spec = jax.sharding.PartitionSpec("d")
@@ -374,7 +376,7 @@ def shard_map() -> Program:
     return Program(f, (ramp(4), ramp(4)))
 
 
-@_program
+@program
 def combiners() -> Program:
     def f(x):
         combine = lambda a, b: a + b * 1.0
@@ -390,129 +392,9 @@ def combiners() -> Program:
     return Program(f, (ramp(6),))
 
 
-@_program
+@program
 def indexing_and_dtypes() -> Program:
     def f(x, i, b):
         return jnp.where(b, x, x + 1), x.astype(jnp.int32) + i, jnp.take(x, i), x[::-1] + x, x.at[i].set(0.0)
 
     return Program(f, (ramp(3), jnp.arange(3), jnp.array([True, False, True])))
-
-
-@_program
-def fft_and_factorization() -> Program:
-    def f(x):
-        m = x[:, None] * x[None, :] + 3 * jnp.eye(4)
-        return jnp.fft.fft(x).real, jnp.linalg.cholesky(m), jnp.linalg.qr(m)[1]
-
-    return Program(f, (ramp(4),))
-
-
-@_program
-def pure_callback() -> Program:
-    def f(x):
-        out = jax.ShapeDtypeStruct((3,), jnp.float32)
-        return jax.pure_callback(lambda v: np.asarray(v) * 2, out, x, vmap_method="sequential") + x
-
-    return Program(f, (ramp(3),))
-
-
-@_program
-def debug_callback() -> Program:
-    def f(x):
-        jax.debug.callback(lambda v: None, x + 1)
-        return x + 2
-
-    return Program(f, (ramp(3),))
-
-
-@_program
-def ordered_callbacks_in_branches() -> Program:
-    from jax.experimental import io_callback
-
-    def note(x):
-        return io_callback(lambda v: np.asarray(v) + 1, jax.ShapeDtypeStruct((), jnp.float32), x, ordered=True)
-
-    def f(x):
-        y = lax.cond(x > 0, lambda x: note(x) * 2, lambda x: x, x)
-        return lax.scan(lambda c, _: (note(c), c), y, None, length=2)
-
-    return Program(f, (jnp.float32(1),))
-
-
-@_program
-def random_keys() -> Program:
-    return Program(lambda k, x: jax.random.normal(k, (3,)) + x, (jax.random.key(0), ramp(3)))
-
-
-@_program
-def scan_over_keys() -> Program:
-    def f(k, x):
-        body = lambda c, k: (c + jax.random.uniform(k, (3,)), None)
-        return lax.scan(body, x, jax.random.split(k, 4))[0]
-
-    return Program(f, (jax.random.key(1), ramp(3)))
-
-
-@_program
-def closed_over_tracer_in_scan_in_jit_in_cond() -> Program:
-    def f(x, w):
-        @jax.jit
-        def branch(c):
-            return lax.scan(lambda c, _: (c + w, c.sum()), c, None, length=2)
-
-        return lax.cond(x.sum() > 0, branch, lambda x: (x, jnp.zeros(2)), x)
-
-    return Program(f, (ramp(3), ramp(3)))
-
-
-@_program
-def references() -> Program:
-    def f(x):
-        ref = jax.new_ref(x)
-
-        def body(i, carry):
-            ref[...] = ref[...] + 1
-            return carry
-
-        lax.fori_loop(0, 3, body, None)
-        return ref[...] + x
-
-    return Program(f, (ramp(3),))
-
-
-@_program
-def pallas_kernel() -> Program:
-    from jax.experimental import pallas
-
-    def kernel(x, y, out):
-        out[...] = x[...] + y[...]
-
-    call = pallas.pallas_call(kernel, out_shape=jax.ShapeDtypeStruct((8,), jnp.float32), interpret=True)
-    return Program(lambda x, y: call(x, y) + 1, (ramp(8), ramp(8)))
-
-
-@_program
-def named_scopes() -> Program:
-    def f(x):
-        with jax.named_scope("outer"):
-            y = jnp.sin(x)
-            with jax.named_scope("inner"):
-                return jax.jit(jnp.cos)(y) * 2
-
-    return Program(f, (ramp(3),))
-
-
-@_program
-def nothing_to_do() -> Program:
-    return Program(lambda x, y: (y, x, 1.0), (ramp(3), jnp.int32(2)))
-
-
-@_program
-def constants_and_dead_code() -> Program:
-    table = np.arange(6, dtype=np.float32).reshape(2, 3)
-
-    def f(x):
-        jnp.exp(x)  # nobody reads it
-        return x @ table.T + jnp.array([1.0, 2.0])
-
-    return Program(f, (ramp(3),))

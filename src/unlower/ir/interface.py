@@ -206,6 +206,7 @@ class Interface:
       platforms: the platforms that the module was lowered for, in the order of its platform index.
       platform: the one that loading chose, or None where there is no choice.
       fixed: the inputs that the file's module has and the loaded one lacks, position in the file's module -> value.
+      returned: which results of the file's module the outputs are, or None where they are all of them.
       export: the record of the jax.export file, or None.
       notes: what the caller should know, one sentence each.
     """
@@ -221,6 +222,7 @@ class Interface:
     platforms: tuple[str, ...] = ()
     platform: str | None = None
     fixed: Mapping[int, Any] = dataclasses.field(default_factory=dict)
+    returned: tuple[int, ...] | None = None
     export: ExportRecord | None = None
     notes: tuple[str, ...] = ()
 

@@ -34,10 +34,21 @@ from unlower.readers.names import interface_from_names
 from unlower.readers.stablehlo_bytecode import is_bytecode, read_bytecode
 from unlower.readers.stablehlo_text import is_stablehlo_text, read_stablehlo_text
 from unlower.readers.text import first_token
-from unlower.readers.tf_saved_model import SavedModel, is_saved_model_path, read_saved_model
-from unlower.readers.torch_export import bundle_contents, is_torch_bundle, read_torch_bundle
+from unlower.readers.tf_saved_model import SavedModel, is_saved_model_path, read_saved_model, saved_model_bytes
+from unlower.readers.torch_export import bundle_bytes, bundle_contents, is_torch_bundle, read_torch_bundle
 
-__all__ = ["FORMATS", "LIVE", "Format", "contents", "read", "read_source", "sniff", "source_bytes"]
+__all__ = [
+    "FORMATS",
+    "LIVE",
+    "Format",
+    "contents",
+    "in_folder",
+    "read",
+    "read_source",
+    "sniff",
+    "source_bytes",
+    "source_path",
+]
 
 
 class Format(NamedTuple):
@@ -118,7 +129,13 @@ def read_source(
     return found if isinstance(found, Source) else Source(found, interface_from_names(found))
 
 
-def read(source: Any, *, elided: str | Mapping[str, Any] | None = None) -> Module:
+def read(
+    source: Any,
+    *,
+    elided: str | Mapping[str, Any] | None = None,
+    signature: str | None = None,
+    module: str | None = None,
+) -> Module:
     """Reads the module of a program; see `read_source`.
 
     Example:
@@ -126,7 +143,7 @@ def read(source: Any, *, elided: str | Mapping[str, Any] | None = None) -> Modul
       >>> [op.name for op in module.main.body.ops]
       ['stablehlo.negate']
     """
-    return read_source(source, elided=elided).module
+    return read_source(source, elided=elided, signature=signature, module=module).module
 
 
 def _read(source: Any, elision: Elision, signature: str | None, module: str | None) -> Module | Source:
@@ -152,6 +169,22 @@ def _refuse_choice(what: str, signature: str | None, module: str | None) -> None
     for name, value in (("signature", signature), ("module", module)):
         if value is not None:
             raise FormatError(f"{what} has no {name} {value!r} to choose", mend=f"leave {name}= out")
+
+
+def in_folder(source: Any, signature: str | None = None, module: str | None = None) -> bytes | None:
+    """Returns the bytes of the module that a folder leads to; None where the source is no folder.
+
+    Raises:
+      FormatError: as of `read_source`, or the program was put together of several modules.
+    """
+    path = source_path(source) if isinstance(source, str | os.PathLike) else None
+    if path is not None and is_saved_model_path(path):
+        return saved_model_bytes(path, signature=signature, module=module)
+    if path is None or not path.is_dir():
+        return None
+    if is_torch_bundle(path):
+        return bundle_bytes(path, signature)
+    return source_bytes(pick_from_dump(path, sniff, module))
 
 
 def contents(path: pathlib.Path) -> list[Content]:

@@ -5,7 +5,7 @@ field 2 (entry computation) and messages in field 3 (computations); HloProto and
 field 1, and HloSnapshot an HloProto in field 1.
 """
 
-from unlower._jax_compat import convert_hlo_to_stablehlo, new_mlir_context
+from unlower._jax_compat import NATIVE_ERRORS, convert_hlo_to_stablehlo, new_mlir_context
 from unlower._jax_compat import mlir_ir as ir
 from unlower.errors import FormatError
 from unlower.ir.interface import Source
@@ -46,7 +46,7 @@ def module_from_hlo_proto(module: bytes, elision: Elision) -> Module | Source:
         return with_tuples(read_isolated("HLO proto", module, elision)[0], module)
     try:
         bytecode = convert_hlo_to_stablehlo(prepare(module, elision.limits))
-    except (RuntimeError, ValueError) as error:
+    except NATIVE_ERRORS as error:
         if isinstance(error, FormatError):
             raise
         raise FormatError(
@@ -57,7 +57,7 @@ def module_from_hlo_proto(module: bytes, elision: Elision) -> Module | Source:
     with context:
         try:
             bytecode = bytecode_of(ir.Module.parse(bytecode))
-        except (ir.MLIRError, ValueError, RuntimeError) as error:
+        except (ir.MLIRError, *NATIVE_ERRORS) as error:
             what, where = mlir_message(str(error))
             raise FormatError(
                 f"XLA converted this HLO module to StableHLO that does not verify: {what}",

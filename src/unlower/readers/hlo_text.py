@@ -5,12 +5,12 @@ XLA's own parser reads the text; `hlo_proto` takes it from there.
 
 import re
 
-from unlower._jax_compat import hlo_text_to_proto
+from unlower._jax_compat import NATIVE_ERRORS, hlo_text_to_proto
 from unlower.errors import FormatError
 from unlower.ir.interface import Source
 from unlower.ir.module import Module
 from unlower.readers.elision import Elision, mark_hlo_text
-from unlower.readers.hlo.text_guard import carry_unknown, guard_hlo_text
+from unlower.readers.hlo.text_guard import guard_hlo_text
 from unlower.readers.hlo_proto import module_from_hlo_proto
 from unlower.readers.hlo_tuples import with_tuples
 from unlower.readers.isolation import read_isolated
@@ -20,8 +20,8 @@ __all__ = ["is_hlo_text", "keep_negative_zeros", "proto_from_hlo_text", "read_hl
 
 _LAYOUT = re.compile(r"^\s*HloModule\b[^\n]*entry_computation_layout=", re.MULTILINE)
 _ENTRY = re.compile(r"^\s*ENTRY\b", re.MULTILINE)
-_NEGATIVE_ZERO = re.compile(r"(?<=[({,\s])-0(?=[)},\s])")
-_MAYBE_NEGATIVE_ZERO = re.compile(r"-0[)},\s]")
+# The literal comes first, which is how a regular expression is fast to find nothing.
+_NEGATIVE_ZERO = re.compile(r"-0(?<=[({,\s]-0)(?=[)},\s])")
 _FLOAT_CONSTANT = re.compile(r"(\b(?:b?f|c)\d\w*\[[^\]]*\](?:\{[^}]*\})? constant)(\([-\d.,\s{}()a-z+*/=]*)")
 _WAS_PARSING = re.compile(r"was parsing (\d+):(\d+): error: ([^\n]*)")
 
@@ -51,21 +51,13 @@ def proto_from_hlo_text(data: bytes, elision: Elision) -> bytes:
         raise FormatError("the HLO text has no ENTRY computation", mend="the file is cut off; copy or dump it again")
     try:
         return hlo_text_to_proto(text)
-    except (RuntimeError, ValueError) as error:
-        # The parser may not know an opcode; the module can do without its knowledge.
-        carried = carry_unknown(text)
-        if carried is None:
-            raise _error(str(error), text) from None
-    try:
-        return hlo_text_to_proto(carried)
-    except (RuntimeError, ValueError) as error:
-        raise _error(str(error), carried) from None
+    except NATIVE_ERRORS as error:
+        raise _error(str(error), text) from None
 
 
 def keep_negative_zeros(text: str) -> str:
     """Spells the `-0` of float constants `-0.0`: XLA prints the former, and its parser reads that as the integer 0."""
-    # The first search is quick, since it begins with something rare.
-    if not _MAYBE_NEGATIVE_ZERO.search(text) or not _NEGATIVE_ZERO.search(text):
+    if not _NEGATIVE_ZERO.search(text):
         return text
 
     def constant(match: re.Match[str]) -> str:

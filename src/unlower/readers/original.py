@@ -8,7 +8,7 @@ import jax.export
 
 from unlower._jax_compat import convert_hlo_to_stablehlo, hlo_text_to_proto
 from unlower.ir.interface import ExportRecord
-from unlower.readers.detect import source_bytes
+from unlower.readers.detect import in_folder, source_bytes
 from unlower.readers.hlo_proto import unwrap
 from unlower.readers.hlo_text import is_hlo_text, keep_negative_zeros
 from unlower.readers.jax_export import exported_module, is_jax_export
@@ -19,10 +19,18 @@ from unlower.readers.text import decode_utf8
 __all__ = ["original_stablehlo"]
 
 
-def original_stablehlo(source: Any) -> str | bytes:
+def original_stablehlo(source: Any, *, signature: str | None = None, module: str | None = None) -> str | bytes:
     """Returns the module of a source that `read` accepts: StableHLO text, MLIR bytecode, or a portable artifact.
 
     Only for sources that were read before, since damaged ones can crash XLA's converter.
+
+    Args:
+      source: as of `read`.
+      signature: as of `read`.
+      module: as of `read`.
+
+    Raises:
+      FormatError: the program was put together of several modules, so there is no original.
 
     Example:
       >>> type(original_stablehlo("HloModule m\\nENTRY e { x = f32[2] parameter(0)  ROOT y = f32[2] negate(x) }"))
@@ -38,7 +46,9 @@ def original_stablehlo(source: Any) -> str | bytes:
         return buffer.getvalue()
     if isinstance(source, ExportRecord):
         return exported_module(source.data, source.position)
-    data = source_bytes(source)
+    data = in_folder(source, signature, module)
+    if data is None:
+        data = source_bytes(source)
     if is_bytecode(data):
         return data
     if is_jax_export(data):
@@ -47,6 +57,6 @@ def original_stablehlo(source: Any) -> str | bytes:
         return convert_hlo_to_stablehlo(hlo_text_to_proto(keep_negative_zeros(decode_utf8(data))))
     if is_stablehlo_text(data):
         return decode_utf8(data)
-    module = unwrap(data)
-    assert module is not None, "read before"
-    return convert_hlo_to_stablehlo(module)
+    proto = unwrap(data)
+    assert proto is not None, "read before"
+    return convert_hlo_to_stablehlo(proto)

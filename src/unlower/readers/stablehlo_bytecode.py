@@ -7,6 +7,7 @@ the version that a portable artifact targets, `MLIR23.0.0git` says raw bytecode,
 import re
 
 from unlower._jax_compat import (
+    NATIVE_ERRORS,
     collect_diagnostics,
     current_stablehlo_version,
     deserialize_portable_artifact,
@@ -58,7 +59,7 @@ def read_bytecode(data: bytes, elision: Elision) -> Module:
                     # A portable artifact of the time (2023) when these were signed by MLIR.
                     module = deserialize_portable_artifact(context, data)
             data = bytecode_of(module)
-        except (ir.MLIRError, ValueError, RuntimeError) as error:
+        except (ir.MLIRError, *NATIVE_ERRORS) as error:
             raise _error(producer, version, [*diagnostics, str(error)]) from None
     # MLIR's own module goes now: memory holds one of the two at a time.
     del module, context

@@ -2,7 +2,7 @@
 
 import re
 
-from unlower._jax_compat import collect_diagnostics, deserialize_portable_artifact, new_mlir_context
+from unlower._jax_compat import NATIVE_ERRORS, collect_diagnostics, deserialize_portable_artifact, new_mlir_context
 from unlower._jax_compat import mlir_ir as ir
 from unlower.errors import FormatError
 from unlower.ir.module import Module
@@ -46,7 +46,7 @@ def read_stablehlo_text(data: bytes, elision: Elision) -> Module:
                 # Not `Module.parse` at once: quoting a name that is not UTF-8 in an error, it ends the process.
                 deserialize_portable_artifact(context, text.encode())
             data = bytecode_of(ir.Module.parse(text))
-        except (ir.MLIRError, ValueError, RuntimeError) as error:
+        except (ir.MLIRError, *NATIVE_ERRORS) as error:
             what, where = mlir_message([*diagnostics, str(error)][0], text)
             raise FormatError(
                 f"MLIR cannot read this text: {what}",

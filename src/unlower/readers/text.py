@@ -52,7 +52,9 @@ def _deepest(text: str, opening: str, closing: str) -> int:
     step = np.zeros(256, np.int8)
     step[list(opening.encode())] = 1
     step[list(closing.encode())] = -1
-    depths = np.cumsum(step[np.frombuffer(text.encode("utf-8", "surrogatepass"), np.uint8)], dtype=np.int32)
+    steps = step[np.frombuffer(text.encode("utf-8", "surrogatepass"), np.uint8)]
+    # Few characters are brackets.
+    depths = np.cumsum(steps[steps != 0], dtype=np.int32)
     if not depths.size:
         return 0
     # Where more close than open, a parser is back at the outside.

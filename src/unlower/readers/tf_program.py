@@ -14,15 +14,15 @@ from unlower.ir.types import TensorType, TokenType
 from unlower.readers.elision import Elision
 from unlower.readers.stablehlo_bytecode import is_bytecode, read_bytecode
 from unlower.readers.stablehlo_text import read_stablehlo_text
+from unlower.readers.tf_functions import renamed, with_function_names
 from unlower.readers.tf_graph import Argument, Frame, Node, Tensor, frames, origin, read_tensor
 from unlower.readers.tf_objects import Objects
 
-__all__ = ["XLA", "Entry", "read_entry"]
+__all__ = ["XLA", "Entry", "entry_bytes", "read_entry"]
 
 XLA = "XlaCallModule"
 """The TensorFlow operation that holds an XLA program; `tensorflow/compiler/tf2xla/ops/xla_ops.cc`."""
 
-_CALL_TF = "tf.call_tf_function"
 _MEND = "copy the folder again, or save the model again; it is cut off or changed"
 
 
@@ -83,6 +83,33 @@ def read_entry(entry: Entry, variables: Mapping[str, Any], elision: Elision) -> 
     return _Reader(entry, variables, elision).read()
 
 
+def entry_bytes(entry: Entry) -> bytes:
+    """Returns the bytes of the only program that an entry leads to.
+
+    Raises:
+      FormatError: it leads to several.
+    """
+    found: dict[Any, Node] = {}
+
+    def visit(tensor: Tensor | Argument) -> None:
+        if isinstance(tensor, Tensor) and tensor.node.op == XLA and tensor.key[:2] not in found:
+            found[tensor.key[:2]] = tensor.node
+            for name in tensor.node.inputs:
+                visit(origin(tensor.frame, name))
+
+    if entry.only is not None:
+        return bytes(entry.only[1].attributes["module"].view(2))
+    for _, name in entry.outputs or ():
+        visit(origin(entry.frame, name))
+    if len(found) != 1:
+        raise FormatError(
+            f"{entry.label} joins {len(found)} programs, so there is no single original",
+            mend="load one of them alone, module=...",
+        )
+    (node,) = found.values()
+    return bytes(node.attributes["module"].view(2))
+
+
 class _Reader:
     def __init__(self, entry: Entry, variables: Mapping[str, Any], elision: Elision):
         self._entry = entry
@@ -110,7 +137,12 @@ class _Reader:
         if self._opaque:
             raise self._refusal()
         self._note_updates()
-        module, inputs = self._direct(outputs) or self._linked(outputs)
+        direct = self._direct(outputs)
+        module, inputs = direct or self._linked(outputs)
+        returned = None
+        if direct is not None:
+            (call,) = self._calls.values()
+            returned = tuple(self._result(call, output.index) for output in outputs)
         result_types = [value.type for value in module.main.body.results]
         kinds = ["token" if isinstance(type_, TokenType) else "result" for type_ in result_types]
         has_leaves = results is not None
@@ -129,6 +161,7 @@ class _Reader:
             results=results,
             parameters=self._parameters,
             platforms=self._platforms(),
+            returned=returned,
             notes=tuple(self._notes),
         )
         return Source(module, interface)
@@ -165,7 +198,7 @@ class _Reader:
             raise FormatError(f"{tensor} holds no program", mend=_MEND)
         data = bytes(node.attributes["module"].view(2))
         module = (read_bytecode if is_bytecode(data) else read_stablehlo_text)(data, self._elision)
-        module = _with_function_names(module, node)
+        module = with_function_names(module, node)
         platforms = tuple(name.lower() for name in _listed(node, "platforms"))
         inputs = tuple(origin(frame, name) for name in node.inputs)
         call = _Call(tensor, module, platforms, inputs, self._roles(tensor, module, platforms, len(inputs)))
@@ -273,7 +306,7 @@ class _Reader:
                 else value(call.inputs[role], like)
                 for i, (role, like) in enumerate(zip(call.roles, body.arguments, strict=True))
             ]
-            functions.update(_renamed(call.module, prefix))
+            functions.update(renamed(call.module, prefix))
             results = tuple(fresh(v.type) for v in body.results)
             target = Symbol(prefix + call.module.entry)
             ops.append(Op("func.call", tuple(operands), results, {"callee": target}))
@@ -414,56 +447,3 @@ def _with_dimensions(inputs: tuple[Input, ...], call: _Call) -> tuple[Input, ...
         named = [f"_{place}_{i}" if size is None else size for i, size in enumerate(sizes)]
         found[place] = dataclasses.replace(found[place], shape=tuple(named))
     return tuple(found)
-
-
-def _with_function_names(module: Module, node: Node) -> Module:
-    """Puts the names of the TensorFlow functions that a program calls into the targets of its custom calls.
-
-    The program has only their numbers in the node's `function_list`. So an error names the function, and a rule can be given
-    for it: `rules=unlower.op_rules | {"tf.call_tf_function:NAME": ...}`.
-    """
-    if "function_list" not in node.attributes:
-        return module
-    names = [function.string(1) for function in node.attributes["function_list"].message(1).messages(9)]
-
-    def region(old: Region) -> Region:
-        return Region(old.arguments, tuple(map(op, old.ops)), old.results)
-
-    def op(old: Op) -> Op:
-        attributes = dict(old.attributes)
-        if old.name == "stablehlo.custom_call" and attributes.get("call_target_name") == _CALL_TF:
-            config = dict(attributes.pop("tf.backend_config", {}))
-            index = int(config.pop("called_index", -1))
-            if 0 <= index < len(names):
-                attributes["call_target_name"] = f"{_CALL_TF}:{names[index]}"
-            if any(config.values()):
-                attributes["tf.backend_config"] = config
-        return dataclasses.replace(old, attributes=attributes, regions=tuple(map(region, old.regions)))
-
-    if not names:
-        return module
-    functions = {name: dataclasses.replace(f, body=region(f.body)) for name, f in module.functions.items()}
-    return dataclasses.replace(module, functions=functions)
-
-
-def _renamed(module: Module, prefix: str) -> dict[str, Function]:
-    """Gives every function of a module a prefix, in its own name and wherever it is called."""
-
-    def attribute(value: Any) -> Any:
-        if isinstance(value, Symbol) and value in module.functions:
-            return Symbol(prefix + value)
-        if isinstance(value, tuple) and type(value) is tuple:
-            return tuple(attribute(item) for item in value)
-        return value
-
-    def region(old: Region) -> Region:
-        return Region(old.arguments, tuple(map(op, old.ops)), old.results)
-
-    def op(old: Op) -> Op:
-        attributes = {name: attribute(value) for name, value in old.attributes.items()}
-        return dataclasses.replace(old, attributes=attributes, regions=tuple(map(region, old.regions)))
-
-    return {
-        prefix + name: dataclasses.replace(f, name=prefix + name, body=region(f.body), visibility="private")
-        for name, f in module.functions.items()
-    }

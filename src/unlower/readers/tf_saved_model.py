@@ -22,9 +22,9 @@ from unlower.readers.message import Message
 from unlower.readers.tensor_bundle import TensorBundle
 from unlower.readers.tf_graph import Frame, Graph, Node, TFFunction, frames, read_graph
 from unlower.readers.tf_objects import Concrete, Objects, read_objects, structure
-from unlower.readers.tf_program import XLA, Entry, read_entry
+from unlower.readers.tf_program import XLA, Entry, entry_bytes, read_entry
 
-__all__ = ["SavedModel", "is_saved_model", "is_saved_model_path", "read_saved_model"]
+__all__ = ["SavedModel", "is_saved_model", "is_saved_model_path", "read_saved_model", "saved_model_bytes"]
 
 _FILE = "saved_model.pb"
 _OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
@@ -70,6 +70,15 @@ def read_saved_model(
     """
     model = SavedModel(path)
     return read_entry(model.entry(signature, module), model.variables, elision)
+
+
+def saved_model_bytes(path: pathlib.Path, *, signature: str | None = None, module: str | None = None) -> bytes:
+    """Returns the XLA program that a call leads to, as the SavedModel has it; arguments as of `read_saved_model`.
+
+    Raises:
+      FormatError: as of `read_saved_model`, or several programs make up the one.
+    """
+    return entry_bytes(SavedModel(path).entry(signature, module))
 
 
 class SavedModel:

@@ -20,7 +20,7 @@ from unlower.readers.folders import Content
 from unlower.readers.stablehlo_bytecode import is_bytecode, read_bytecode
 from unlower.readers.stablehlo_text import read_stablehlo_text
 
-__all__ = ["bundle_contents", "bundle_functions", "is_torch_bundle", "read_torch_bundle", "treespec"]
+__all__ = ["bundle_bytes", "bundle_contents", "bundle_functions", "is_torch_bundle", "read_torch_bundle", "treespec"]
 
 _MEND = "copy the folder again, or write it again with torch_xla.stablehlo.save_as_stablehlo"
 _MODULES = (".bytecode", ".mlir")
@@ -66,6 +66,19 @@ def read_torch_bundle(folder: pathlib.Path, elision: Elision, *, function: str |
     Raises:
       FormatError: missing or damaged files, an unknown or ambiguous function, weights that do not fit the module.
     """
+    function = _choose(folder, function)
+    meta = _read_meta(folder / "functions" / f"{function}.meta")
+    data = _module_file(folder, function).read_bytes()
+    module = (read_bytecode if is_bytecode(data) else read_stablehlo_text)(data, elision)
+    return Source(module, _Bundle(folder, meta, module).interface())
+
+
+def bundle_bytes(folder: pathlib.Path, function: str | None = None) -> bytes:
+    """Returns the module of a function as the bundle has it; arguments and errors as of `read_torch_bundle`."""
+    return _module_file(folder, _choose(folder, function)).read_bytes()
+
+
+def _choose(folder: pathlib.Path, function: str | None) -> str:
     names = bundle_functions(folder)
     if function is None and (len(names) == 1 or "forward" in names):
         function = names[0] if len(names) == 1 else "forward"
@@ -76,9 +89,7 @@ def read_torch_bundle(folder: pathlib.Path, elision: Elision, *, function: str |
             where=str(folder),
             mend=f"choose one, signature={names[0]!r}" if names else _MEND,
         )
-    meta = _read_meta(folder / "functions" / f"{function}.meta")
-    module = _read_module(folder, function, elision)
-    return Source(module, _Bundle(folder, meta, module).interface())
+    return function
 
 
 def _read_meta(path: pathlib.Path) -> dict[str, Any]:
@@ -91,12 +102,11 @@ def _read_meta(path: pathlib.Path) -> dict[str, Any]:
     return meta
 
 
-def _read_module(folder: pathlib.Path, function: str, elision: Elision) -> Module:
+def _module_file(folder: pathlib.Path, function: str) -> pathlib.Path:
     for suffix in _MODULES:
         path = folder / "functions" / f"{function}{suffix}"
         if path.is_file():
-            data = path.read_bytes()
-            return read_bytecode(data, elision) if is_bytecode(data) else read_stablehlo_text(data, elision)
+            return path
     raise FormatError(
         f"the torch_xla bundle has no module for {function!r}",
         where=f"{folder / 'functions'}: neither {function}.bytecode nor {function}.mlir",

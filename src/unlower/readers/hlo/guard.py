@@ -4,11 +4,15 @@ Every check names computation and instruction. The order is that of cost: column
 instructions whose opcode needs a look, then the module as a whole.
 """
 
+import secrets
+
+import numpy as np
+
 from unlower.errors import FormatError
 from unlower.readers.hlo.checks import CHECKS, FIELD_CHECKS
 from unlower.readers.hlo.devices import check_sharding
 from unlower.readers.hlo.faults import Fault, require
-from unlower.readers.hlo.model import Model
+from unlower.readers.hlo.model import Model, Ragged
 from unlower.readers.hlo.opcodes import ARITIES, INLINED, VARIADIC, words
 from unlower.readers.hlo.shapes import Shape
 from unlower.readers.hlo.stack_frames import check_stack_frames
@@ -29,6 +33,9 @@ _ELEMENTWISE = words(
 )
 _ARRAYS = _ELEMENTWISE | words("clamp select reshape dynamic-reshape rng-get-and-update-state collective-broadcast")
 """Opcodes that take and give arrays; of the first, arrays of the same sizes (a `bitcast-convert` may change the last)."""
+
+_MIX = np.uint64(0x9E3779B97F4A7C15)
+_MASK = (1 << 64) - 1
 
 _FREE_SIZES = frozenset(["bitcast-convert"])
 
@@ -70,39 +77,49 @@ def _check_parameters(model: Model) -> None:
 def _check_instructions(model: Model) -> None:
     """Checks each instruction: operands, what its opcode asks for, and the fields that any instruction may have.
 
-    Most are like another that was checked before: of the same opcode, shapes, computations and fields.
+    Most are like another: of the same opcode, shapes, computations and fields. One of each kind is checked.
     """
-    offsets, values, shapes = model.operands.offsets, model.operands.values, model.shapes
-    dimensions, called, extras = model.dimensions, model.called, model.all_extras()
-    of_operands = shapes.__getitem__
-    good: set[object] = set()
-    begin = index = 0
+    index = 0
     try:
+        for index in _one_of_each(model):
+            _check_instruction(model, index, model.opcodes[index])
         for index, opcode in enumerate(model.opcodes):
-            end = offsets[index + 1]
-            key = (
-                opcode,
-                shapes[index],
-                *map(of_operands, values[begin:end]),
-                *dimensions[index],
-                -1,
-                *called[index],
-                model.tuple_indices[index],
-            )
-            begin = end
-            if index in extras:
-                key = (*key, *model.extra_key(index))
-            elif key in good:
-                continue
-            if key not in good:
-                _check_instruction(model, index, opcode)
-                good.add(key)
             if opcode == "constant":
-                CHECKS["constant"](model, index)
+                CHECKS[opcode](model, index)
     except Fault as fault:
         raise model.error(fault, index) from None
     except FormatError as error:
         raise model.error(error.what, index) from None
+
+
+def _one_of_each(model: Model) -> list[int]:
+    """The first instruction of each kind, in order; kinds are told apart by a hash that no file can foresee."""
+    count = len(model.opcodes)
+    seed = iter(np.frombuffer(secrets.token_bytes(8 * 32), np.uint64) | np.uint64(1))
+
+    def mixed(values: np.ndarray) -> np.ndarray:
+        values = (values.astype(np.uint64) + next(seed)) * next(seed)
+        return (values ^ (values >> np.uint64(32))) * _MIX
+
+    def summed(ragged: Ragged, values: np.ndarray) -> np.ndarray:
+        """Mixes the integers of each instruction, in their places."""
+        offsets = np.array(ragged.offsets)
+        places = np.arange(len(values)) - np.repeat(offsets[:-1], ragged.counts)
+        sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(mixed(values) * mixed(places))])
+        return sums[offsets[1:]] - sums[offsets[:-1]] + ragged.counts.astype(np.uint64) * next(seed)
+
+    numbers: dict[str, int] = {}
+    opcodes = np.array([numbers.setdefault(opcode, len(numbers)) for opcode in model.opcodes], np.int64)
+    shapes = np.array([shape.number for shape in model.shapes], np.int64)
+    kinds = mixed(opcodes * (1 << 32) + shapes) + mixed(np.array(model.tuple_indices, np.int64))
+    kinds += summed(model.operands, shapes[np.array(model.operands.values, np.int64)])
+    for ragged in (model.dimensions, model.called):
+        kinds += summed(ragged, np.array(ragged.values, np.int64))
+    for index in model.all_extras():
+        kinds[index] ^= np.uint64(hash(tuple(model.extra_key(index))) & _MASK)
+    _, firsts = np.unique(kinds, return_index=True)
+    assert len(kinds) == count
+    return np.sort(firsts).tolist()
 
 
 def _check_instruction(model: Model, index: int, opcode: str) -> None:

@@ -85,6 +85,7 @@ class Shape:
     """A shape. Two shapes are the same up to their layouts when their `key` is the same number.
 
     Attributes:
+      number: identifies the shape, layout and all.
       key: identifies element type, sizes and parts.
       element: the `PrimitiveType`; TUPLE and TOKEN among them.
       dimensions: sizes, upper bounds where they are dynamic.
@@ -97,6 +98,7 @@ class Shape:
       leaves: how many arrays and tokens it holds.
     """
 
+    number: int
     key: int
     element: int
     dimensions: tuple[int, ...]
@@ -184,6 +186,7 @@ class Shapes:
             key = (TUPLE, tuple([part.key for part in parts]))
             is_plain = all(part.is_plain for part in parts)
             shape = Shape(
+                number=len(self._decoded),
                 key=self._keys.setdefault(key, len(self._keys)),
                 element=element,
                 dimensions=(),
@@ -207,6 +210,7 @@ class Shapes:
         if element == TOKEN:
             require(not sizes, "its shape is a token with dimensions")
             return Shape(
+                number=len(self._decoded),
                 key=self._keys.setdefault(TOKEN, len(self._keys)),
                 element=element,
                 dimensions=(),
@@ -241,6 +245,7 @@ class Shapes:
         dynamic = dynamic if any(dynamic) else ()
         key = (element, sizes, dynamic)
         return Shape(
+            number=len(self._decoded),
             key=self._keys.setdefault(key, len(self._keys)),
             element=element,
             dimensions=sizes,
