@@ -136,6 +136,17 @@ def test_a_named_tuple_that_this_process_does_not_know():
     assert any("x.NT comes back as a dict of its fields" in note for note in program.signature.notes)
 
 
+def test_linear_algebra_of_an_old_file():
+    program = unlower.load(EXPORTS / "linalg_0_4_30.jaxexport")
+    (x,) = arrays((3, 3))
+    cholesky, r, w = program(x)
+    symmetric = x + x.T
+    np.testing.assert_allclose(cholesky @ cholesky.T, x @ x.T + np.eye(3), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(r.T @ r, x.T @ x, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(w, np.linalg.eigvalsh(symmetric), rtol=1e-4, atol=1e-5)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(jax.jacobian(program)(x)))
+
+
 # --- files of every layout, from live exports
 
 

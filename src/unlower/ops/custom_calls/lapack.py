@@ -35,7 +35,7 @@ from unlower.ops.reemit import (
 )
 from unlower.ops.rule import op_rule
 
-__all__ = ["TARGETS", "batch_custom_call"]
+__all__ = ["TARGETS", "batch_custom_call", "known_types"]
 
 _REAL, _COMPLEX = ("s", "d"), ("c", "z")
 
@@ -80,17 +80,30 @@ def lapack(op: Op, *operands: Any, **attributes: Any) -> tuple[Array, ...]:
     files with symbolic dimensions, go away: the sizes are known by now.
     """
     initialize_lapack()
-    types, kept = list(op.types), list(operands)
-    kept_attributes = dict(op.attributes)
-    shapes = kept_attributes.pop("indices_of_shape_operands", None)
-    if shapes is not None:
-        indices = [int(i) for i in np.asarray(_values(shapes)).reshape(-1)]
-        types = [_sized(op, type_, operands[i]) for type_, i in zip(types, indices, strict=True)]
-        kept = [operand for i, operand in enumerate(operands) if i not in indices]
-        layouts = kept_attributes.get("operand_layouts")
-        if layouts is not None and len(layouts) > len(kept):
-            kept_attributes["operand_layouts"] = tuple(x for i, x in enumerate(layouts) if i not in indices)
-    return reemit(op.name, kept, types, kept_attributes)
+    types, kept = known_types(op, operands)
+    attributes = {name: value for name, value in op.attributes.items() if name != _SHAPE_OPERANDS}
+    layouts = attributes.get("operand_layouts")
+    if layouts is not None and len(layouts) > len(kept):
+        indices = _shape_operands(op)
+        attributes["operand_layouts"] = tuple(x for i, x in enumerate(layouts) if i not in indices)
+    return reemit(op.name, kept, types, attributes)
+
+
+_SHAPE_OPERANDS = "indices_of_shape_operands"
+
+
+def known_types(op: Op, operands: Sequence[Any]) -> tuple[list[TensorType], list[Any]]:
+    """Returns the result types, whose sizes may be operands, and the operands that are none."""
+    indices = _shape_operands(op)
+    if not indices:
+        return list(op.types), list(operands)
+    types = [_sized(op, type_, operands[i]) for type_, i in zip(op.types, indices, strict=True)]
+    return types, [operand for i, operand in enumerate(operands) if i not in indices]
+
+
+def _shape_operands(op: Op) -> list[int]:
+    shapes = op.attributes.get(_SHAPE_OPERANDS)
+    return [] if shapes is None else [int(i) for i in np.asarray(_values(shapes)).reshape(-1)]
 
 
 def _values(attribute: Any) -> Any:
