@@ -31,6 +31,11 @@ _LINE = re.compile(r" *(?:ROOT )?%?([^ ]+) = ([a-z][^ (]*) ([a-z0-9\-]+)\(([^()\
 _ARRAY = r"[a-z]\w*\[[^\[\]]*\](?:\{[^{}]*\})?"
 _TUPLE = r"\([^()]*(?:\([^()]*(?:\([^()]*(?:\([^()]*\)[^()]*)*\)[^()]*)*\)[^()]*)*\)"
 _LOOSE = re.compile(rf"%?([\w.\-]+)\s*=\s*({_ARRAY}|{_TUPLE})\s+([a-z][a-z0-9\-]*)\s*\(([^()]*(?:\([^()]*\)[^()]*)*)\)")
+_PLAIN = r'[^{}"/]*+(?:"(?:[^"\\\n]|\\.)*+"[^{}"/]*+)*+'
+_NESTED = rf"{_PLAIN}(?:\{{{_PLAIN}(?:\{{{_PLAIN}(?:\{{{_PLAIN}\}}{_PLAIN})*+\}}{_PLAIN})*+\}}{_PLAIN})*+"
+_BALANCED = re.compile(_NESTED)
+"""Text in which every brace that closes was opened before, and every one that opens is closed; strings hide braces."""
+
 _UNTYPED = re.compile(r"=\s*(?:get-tuple-element|recv|scan)\s*\(")
 _BRACE_OR_PARAMETER = re.compile(r"[{}]|\bparameter\s*\(\s*(-?\d+)\s*\)")
 _MESH = re.compile(r"sharding=\{[^\n]*?mesh\[(?P<axes>[^\]]*)\](?P<rest>[^\n]*)")
@@ -69,6 +74,16 @@ def _instructions(blank: str) -> int:
     return len(_EQUALS.findall(blank))
 
 
+def _is_balanced(text: str) -> bool:
+    """Whether braces close in `text` in the order in which they open, at any depth."""
+    depth = 0
+    for match in re.finditer(r"[{}]", without_strings(text)):
+        depth += 1 if match.group() == "{" else -1
+        if depth < 0:
+            return False
+    return depth == 0
+
+
 class _NotByLineError(Exception):
     """The text is not laid out with whole instructions on each line."""
 
@@ -93,17 +108,11 @@ class _Scan:
         except _NotByLineError:
             self._start()
             self._whole(without_strings(self._text))
-        except FormatError as located:
-            # A brace at the end of a line can hide the end of a computation: only what the whole says is a fault.
-            self._start()
-            try:
-                self._whole(without_strings(self._text))
-            except FormatError:
-                raise located from None
         return self._unknown
 
     def _lines(self, lines: list[str]) -> None:
         match_line, known, opcodes, checked = _LINE.match, self._known, _KNOWN, CHECKED
+        balanced = _BALANCED.fullmatch
         number, equals = -1, 0
         try:
             for line in lines:
@@ -112,6 +121,9 @@ class _Scan:
                 if match is None:
                     equals += self._loose_line(line)
                     continue
+                if balanced(line, match.end()) is None and not _is_balanced(line[match.end() :]):
+                    # The computation ends on this line, and what follows belongs to another.
+                    raise _NotByLineError
                 equals += 1
                 name, shape, opcode, operands = match.groups()
                 known[name] = (shape, opcode)
