@@ -2,6 +2,8 @@
 
 import re
 
+from unlower.readers.wire import encode_varint
+
 TEXT = re.compile(rb"[\w.%@#!$\-]+|\s+|.", re.DOTALL)
 NUMBERS = (
     0,
@@ -103,13 +105,7 @@ def varint(data, at):
 
 
 def encode(value):
-    value &= (1 << 64) - 1
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
+    return encode_varint(value & (1 << 64) - 1)
 
 
 def parse(data):

@@ -331,10 +331,6 @@ def sub_jaxprs(params: dict[str, Any]) -> Iterator[Any]:
             yield from (item for item in value if isinstance(item, JAXPR_TYPES))
 
 
-DIRECT_CALL_PRIMITIVES = jax.__version_info__ < (0, 11)
-"""Whether primitives exist that take a Python callable to `bind` (`closed_call` and `call`); jax 0.12 deleted them."""
-
-
 def reset_output_stores(functions: Sequence[Any]) -> None:
     """Empties the primal's store of the output tree if that of its derivative rule is full: JAX wants exactly one of them.
 

@@ -1,15 +1,14 @@
 """`load` and `Program`: an XLA program as a JAX callable."""
 
-import contextlib
 import functools
-import gc
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
+from unlower._collector import collector_paused
 from unlower._jax_compat import INLINED, Tracer, jit_equation_params, jit_p
 from unlower.binding import Binder, build
 from unlower.errors import SignatureError
@@ -87,7 +86,7 @@ def load(
     """
     table = op_rules if rules is None else rules
     # Loading makes many small objects and no garbage: the collector would only walk them again and again.
-    with _collector_paused():
+    with collector_paused():
         found, interface = read_source(
             source, elided=elided, signature=signature, module=module, limits=limits, isolate=isolate
         )
@@ -96,17 +95,6 @@ def load(
         check(found)
         check_supported(found, table)
         return Program(found, table, interface)
-
-
-@contextlib.contextmanager
-def _collector_paused() -> Iterator[None]:
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 class Program:
@@ -271,7 +259,7 @@ class Program:
         inputs = self._fill(self._checked(arrays), parameters)
         if any(isinstance(argument, Tracer) for argument in inputs):
             # Equations are staged here, a program's worth of small objects and no garbage.
-            with _collector_paused():
+            with collector_paused():
                 results = self._bind(*inputs)
         else:
             # Without this JAX would narrow the program's 64-bit arguments on their way in.

@@ -23,6 +23,7 @@ __all__ = [
     "Region",
     "Value",
     "Vocabulary",
+    "next_number",
     "walk",
 ]
 
@@ -171,6 +172,15 @@ def walk(region: Region) -> Iterator[Op]:
         yield op
         for inner in op.regions:
             yield from walk(inner)
+
+
+def next_number(region: Region) -> int:
+    """Returns one more than the highest number of a value in `region`, nested regions included."""
+    numbers = [value.number for value in region.arguments]
+    for op in walk(region):
+        for values in (op.results, *(inner.arguments for inner in op.regions)):
+            numbers += [value.number for value in values]
+    return 1 + max(numbers, default=-1)
 
 
 def _vocabulary(module: Module) -> Vocabulary:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 
 from unlower.ir.attributes import DenseElements, Symbol
-from unlower.ir.module import CALLS, CONSTANTS, Function, Location, Module, Op, Region, Value, walk
+from unlower.ir.module import CALLS, CONSTANTS, Function, Location, Module, Op, Region, Value, next_number, walk
 from unlower.ir.types import TensorType
 from unlower.raising.constant_names import Uses, name_constant
 
@@ -134,7 +134,7 @@ class _Lifter:
         return dataclasses.replace(self._module, functions=functions)
 
     def _function(self, function: Function, needs: Mapping[Key, None], names: Mapping[Key, str]) -> Function:
-        number = 1 + max((value.number for value in _values(function.body)), default=-1)
+        number = next_number(function.body)
         arguments: dict[Key, Value] = {}
         for key in needs:
             arguments[key] = Value(number, self.sources[key][1].type)
@@ -206,14 +206,6 @@ def _visible(region: Region) -> Iterator[Op]:
         if op.name in _OPEN:
             for inner in op.regions:
                 yield from _visible(inner)
-
-
-def _values(region: Region) -> Iterator[Value]:
-    yield from region.arguments
-    for op in region.ops:
-        yield from op.results
-        for inner in op.regions:
-            yield from _values(inner)
 
 
 def _is_splat(array: np.ndarray) -> bool:

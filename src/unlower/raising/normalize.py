@@ -15,7 +15,7 @@ from typing import Any
 
 from unlower.errors import InvalidModuleError
 from unlower.ir.attributes import OutputOperandAlias, Symbol
-from unlower.ir.module import Function, Location, Module, Op, Region, Value, walk
+from unlower.ir.module import Function, Location, Module, Op, Region, Value, next_number, walk
 from unlower.ir.types import TupleType, Type
 
 __all__ = ["normalize"]
@@ -89,8 +89,7 @@ class _Rewriter:
         self._module = module
         self._function = function
         self._trees: dict[Value, Tree] = {}
-        highest = max((v.number for v in _all_values(function.body)), default=-1)
-        self._next_number = highest + 1
+        self._next_number = next_number(function.body)
 
     def function(self) -> Function:
         function = self._function
@@ -241,14 +240,6 @@ class _Rewriter:
             self._trees[op.results[0]] = tree
         else:
             self._bind(op.results, _leaves(tree), op)
-
-
-def _all_values(region: Region) -> Iterator[Value]:
-    yield from region.arguments
-    for op in region.ops:
-        yield from op.results
-        for inner in op.regions:
-            yield from _all_values(inner)
 
 
 def _paths(type_: Type) -> Iterator[tuple[int, ...]]:

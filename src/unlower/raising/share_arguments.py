@@ -4,11 +4,11 @@ For weights that are known in another layout than the module has them: the argum
 """
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from unlower.ir.attributes import IntArray
-from unlower.ir.module import Function, Location, Module, Op, Region, Value
+from unlower.ir.module import Function, Location, Module, Op, Region, Value, next_number
 from unlower.ir.types import TensorType
 
 __all__ = ["Shared", "Use", "share_arguments"]
@@ -39,7 +39,7 @@ def share_arguments(module: Module, first: int, arguments: Sequence[Shared]) -> 
     """
     main = module.main
     old = main.body.arguments
-    number = 1 + max((value.number for value in _values(main.body)), default=-1)
+    number = next_number(main.body)
     ops: list[Op] = []
 
     def fresh(shape: tuple[int, ...], like: Value) -> Value:
@@ -86,11 +86,3 @@ def share_arguments(module: Module, first: int, arguments: Sequence[Shared]) -> 
 def _tensor(value: Value) -> TensorType:
     assert isinstance(value.type, TensorType)
     return value.type
-
-
-def _values(region: Region) -> Iterator[Value]:
-    yield from region.arguments
-    for op in region.ops:
-        yield from op.results
-        for inner in op.regions:
-            yield from _values(inner)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from unlower.errors import FormatError
-from unlower.readers.stablehlo_bytecode import MAGIC
+from unlower.readers.mlir_bytecode import MAGIC
 from unlower.readers.text import first_token
 from unlower.readers.tf_saved_model import is_saved_model
 from unlower.readers.wire import BYTES, VARINT, fields

@@ -16,7 +16,8 @@ from unlower.ir.module import Module
 from unlower.readers.elision import Elision
 from unlower.readers.exported import Exported, LeafType, interface_from_exported
 from unlower.readers.flatbuffer import Table, root_table
-from unlower.readers.stablehlo_bytecode import MAGIC, read_bytecode
+from unlower.readers.mlir_bytecode import MAGIC
+from unlower.readers.stablehlo_bytecode import read_bytecode
 
 __all__ = ["exported_module", "is_jax_export", "read_jax_export", "read_record"]
 

@@ -131,7 +131,7 @@ _BUILTIN: dict[int, _Decoder] = {
     17: _dense_array,
     18: _dense,
 }
-"""Locations (10 to 15, 22) are read by `mlir_module`. A decoder raises LookupError for what has no structure here."""
+"""Locations (10 to 15, 22) are read by `mlir_tables`. A decoder raises LookupError for what has no structure here."""
 
 # --- StableHLO, MHLO, CHLO
 

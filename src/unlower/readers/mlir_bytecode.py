@@ -1,19 +1,19 @@
 """The container of MLIR bytecode: sections, strings, and the tables of attributes, types and resources.
 
 Source: "MLIR Bytecode Format" of the MLIR documentation, versions 2 to 4. The tables are decoded entry by entry, when one
-is asked for; `codes.py` knows what the bytes of an entry mean. Nothing of MLIR runs here.
+is asked for; `mlir_attributes.py` and `mlir_types.py` know what the bytes of an entry mean. Nothing of MLIR runs here.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from unlower.errors import FormatError
 
-__all__ = ["MAGIC", "Bytecode", "Cursor", "Reader", "varint"]
+__all__ = ["MAGIC", "STRINGS", "Bytecode", "Cursor", "Reader", "sections", "varint"]
 
 MAGIC = b"ML\xefR"
-_STRINGS, _DIALECTS, _ENTRIES, _OFFSETS, _IR, _RESOURCES, _RESOURCE_OFFSETS = range(7)
-_NEEDED = {_STRINGS: "strings", _DIALECTS: "dialects", _ENTRIES: "attributes", _OFFSETS: "offsets", _IR: "operations"}
+STRINGS, _DIALECTS, _ENTRIES, _OFFSETS, _IR, _RESOURCES, _RESOURCE_OFFSETS = range(7)
+_NEEDED = {STRINGS: "strings", _DIALECTS: "dialects", _ENTRIES: "attributes", _OFFSETS: "offsets", _IR: "operations"}
 
 
 def varint(data: bytes, at: int) -> tuple[int, int]:
@@ -32,6 +32,22 @@ def varint(data: bytes, at: int) -> tuple[int, int]:
         return int.from_bytes(data[at + 1 : at + 9], "little"), at + 9
     size = (first & -first).bit_length()
     return int.from_bytes(data[at : at + size], "little") >> size, at + size
+
+
+def sections(data: bytes) -> Iterator[tuple[int, int, int]]:
+    """Yields the number, the start and the stop of each section; raises IndexError or ValueError where it is damaged."""
+    _, at = varint(data, len(MAGIC))
+    at = data.index(b"\0", at) + 1  # after the name of the producer
+    while at < len(data):
+        key = data[at]
+        length, at = varint(data, at + 1)
+        if key & 0x80:
+            alignment, at = varint(data, at)
+            if alignment == 0:
+                raise ValueError("an alignment of zero bytes")
+            at += -at % alignment
+        yield key & 0x7F, at, at + length
+        at += length
 
 
 class Cursor:
@@ -108,27 +124,19 @@ class Bytecode:
         self.ir = self._sections[_IR][0]
 
     def _find_sections(self) -> dict[int, tuple[int, int]]:
-        data = self.data
-        self.version, at = varint(data, len(MAGIC))
+        self.version, _ = varint(self.data, len(MAGIC))
         if not 2 <= self.version <= 4:
             raise ValueError(f"version {self.version} of the format, not 2 to 4")
-        at = data.index(b"\0", at) + 1
-        sections: dict[int, tuple[int, int]] = {}
-        while at < len(data):
-            key = data[at]
-            length, at = varint(data, at + 1)
-            if key & 0x80:
-                alignment, at = varint(data, at)
-                at += -at % alignment
-            if at + length > len(data):
+        found: dict[int, tuple[int, int]] = {}
+        for key, start, stop in sections(self.data):
+            if stop > len(self.data):
                 raise ValueError("a section ends after the file")
-            sections[key & 0x7F] = at, at + length
-            at += length
-        return sections
+            found[key] = start, stop
+        return found
 
     def _read_strings(self) -> list[bytes]:
         """The strings, without their zero; lengths are listed from the last string to the first."""
-        start, stop = self._sections[_STRINGS]
+        start, stop = self._sections[STRINGS]
         count, at = varint(self.data, start)
         lengths = []
         for _ in range(count):

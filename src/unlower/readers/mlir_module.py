@@ -5,12 +5,12 @@ bindings for each operand, type and attribute. In version 4 of the format every 
 so what many operations share is decoded once and is one object. Nothing of MLIR stays referenced from the result.
 """
 
-import gc
 import io
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from unlower._collector import collector_paused
 from unlower.errors import FormatError, InvalidModuleError
 from unlower.ir.module import Function, Location, Module, Op, Region, Value
 from unlower.readers.elision import ELIDED_TARGET, Elision
@@ -63,18 +63,13 @@ def module_from_bytecode(data: bytes, elision: Elision) -> Module:
       InvalidModuleError: no entry function, or control flow between blocks.
       FormatError: damaged bytes; constant data that is left out, or does not fit its type.
     """
-    # The many small objects made here would start the collector again and again, for nothing: none is garbage.
-    collecting = gc.isenabled()
-    gc.disable()
     try:
-        return _Builder(Bytecode(data), elision).build()
+        with collector_paused():
+            return _Builder(Bytecode(data), elision).build()
     except (IndexError, KeyError, TypeError, ValueError, OverflowError) as error:
         if isinstance(error, FormatError | InvalidModuleError):
             raise
         raise FormatError(f"damaged MLIR bytecode: {error}", mend="copy or write the file again") from error
-    finally:
-        if collecting:
-            gc.enable()
 
 
 class _Draft:
@@ -356,11 +351,12 @@ class _Builder:
             made: list[Any] = []
             if mask & _HAS_RESULTS:
                 b = data[at]
-                at += 1
-                if not b & 1:
-                    b, at = varint(data, at - 1)
-                    b = b << 1
-                for _ in range(b >> 1):
+                if b & 1:
+                    result_count = b >> 1
+                    at += 1
+                else:
+                    result_count, at = varint(data, at)
+                for _ in range(result_count):
                     b = data[at]
                     if b & 1:
                         b >>= 1
@@ -375,12 +371,13 @@ class _Builder:
                     made.append(value)
             if mask & _HAS_OPERANDS:
                 b = data[at]
-                at += 1
-                if not b & 1:
-                    b, at = varint(data, at - 1)
-                    b = b << 1
+                if b & 1:
+                    operand_count = b >> 1
+                    at += 1
+                else:
+                    operand_count, at = varint(data, at)
                 operands: Any = []
-                for _ in range(b >> 1):
+                for _ in range(operand_count):
                     b = data[at]
                     if b & 1:
                         b >>= 1

@@ -18,12 +18,12 @@ from unlower.errors import FormatError
 from unlower.ir.module import Module
 from unlower.readers.elision import Elision
 from unlower.readers.isolation import read_isolated
+from unlower.readers.mlir_bytecode import MAGIC, STRINGS, sections, varint
 from unlower.readers.mlir_module import bytecode_of, module_from_bytecode
 from unlower.readers.stablehlo_text import mlir_message
 
-__all__ = ["MAGIC", "has_plain_strings", "is_bytecode", "read_bytecode"]
+__all__ = ["has_plain_strings", "is_bytecode", "read_bytecode"]
 
-MAGIC = b"ML\xefR"
 _PRODUCER = re.compile(rb"ML\xefR[\x00-\xff]([\x20-\x7e]*)\x00")
 _VERSION = re.compile(r"StableHLO_v(\d+)\.(\d+)\.(\d+)")
 
@@ -95,32 +95,13 @@ def has_plain_strings(data: bytes) -> bool:
     The string section (id 0) holds their number, their lengths and their bytes, each zero-terminated.
     """
     try:
-        _, at = _varint(data, len(MAGIC))
-        at = data.index(b"\0", at) + 1
-        while at < len(data):
-            section = data[at]
-            length, at = _varint(data, at + 1)
-            if section & 0x80:
-                alignment, at = _varint(data, at)
-                at += -at % alignment
-            if section & 0x7F == 0:
-                count, start = _varint(data, at)
+        for key, start, stop in sections(data):
+            if key == STRINGS:
+                count, start = varint(data, start)
                 for _ in range(count):
-                    _, start = _varint(data, start)
-                data[start : at + length].decode()
+                    _, start = varint(data, start)
+                data[start:stop].decode()
                 return True
-            at += length
-    except (IndexError, ValueError, ZeroDivisionError):
+    except (IndexError, ValueError):
         pass
     return False
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """Reads MLIR's variable-length integer: the zeros at the low end of the first byte count the bytes that follow."""
-    first = data[at]
-    if first & 1:
-        return first >> 1, at + 1
-    if first == 0:
-        return int.from_bytes(data[at + 1 : at + 9], "little"), at + 9
-    size = (first & -first).bit_length()
-    return int.from_bytes(data[at : at + size], "little") >> size, at + size

@@ -60,6 +60,30 @@ def emit_beside(ctx: Any, staged: Staged, values: Sequence[Any]) -> None:
         ctx.pass_on(staged.split(call_staged(staged.jaxpr, list(values)))[1])
 
 
+def keep_rule(
+    ctx: Any,
+    name: str,
+    jaxpr: Any,
+    values: tuple[Any, ...],
+    transform: Callable[[tuple[Any, ...], Staged], dict[str, Any]],
+) -> list[Any]:
+    """Interprets a function that brings a derivative rule, by the policy.
+
+    Args:
+      ctx: the equation.
+      name: the parameter that holds the function.
+      jaxpr: the function.
+      values: its inputs.
+      transform: makes the parameters that hold the transformed rule, from the inputs and the function as staged.
+    """
+    policy, values, staged = decide(ctx, jaxpr, values)
+    if policy == "drop" or staged is None:
+        return ctx.sub(jaxpr, *values)
+    emit_beside(ctx, staged, values)
+    rule = transform(values, staged) if policy == "transform" else {}
+    return ctx.rebind(values, **{name: staged.muted}, **rule)
+
+
 def memoize(function: Callable[..., Any]) -> Callable[..., Any]:
     """JAX asks for a rule at the same zeros more than once."""
     known: dict[Any, Any] = {}
@@ -94,12 +118,8 @@ def custom_jvp(
     ctx: Any, *values: Any, call_jaxpr: Any, jvp_jaxpr_fun: Any, num_consts: int, **params: Any
 ) -> list[Any]:
     """Keeps the function and its rule for tangents, by the policy."""
-    policy, values, staged = decide(ctx, call_jaxpr, values)
-    if policy == "drop" or staged is None:
-        return ctx.sub(call_jaxpr, *values)
-    emit_beside(ctx, staged, values)
-    overrides = {"call_jaxpr": staged.muted}
-    if policy == "transform":
+
+    def transform(values: tuple[Any, ...], staged: Staged) -> dict[str, Any]:
         primals = [type_of(v, a).avals[0] for v, a in zip(values, ctx.in_avals, strict=True)][num_consts:]
         outs = [t.avals[0] for t in staged.results]
 
@@ -113,8 +133,9 @@ def custom_jvp(
             results = list(map(plain_type, [*outs, *out_tangents]))
             return *stage_rule(ctx, "jvp", closed, types, results), out_zeros
 
-        overrides["jvp_jaxpr_fun"] = wrap_like(tangent_rule, jvp_jaxpr_fun)
-    return ctx.rebind(values, **overrides)
+        return {"jvp_jaxpr_fun": wrap_like(tangent_rule, jvp_jaxpr_fun)}
+
+    return keep_rule(ctx, "call_jaxpr", call_jaxpr, values, transform)
 
 
 @higher_order("custom_vjp_call", is_quiet=_is_quiet)
@@ -129,15 +150,12 @@ def custom_vjp(
     **params: Any,
 ) -> list[Any]:
     """Keeps the function and its rule for cotangents, by the policy."""
-    policy, values, staged = decide(ctx, call_jaxpr, values)
-    if policy == "drop" or staged is None:
-        return ctx.sub(call_jaxpr, *values)
-    emit_beside(ctx, staged, values)
-    overrides = {"call_jaxpr": staged.muted}
-    if policy == "transform":
+
+    def transform(values: tuple[Any, ...], staged: Staged) -> dict[str, Any]:
         fwd, new_bwd = _transform_vjp(ctx, values, staged, fwd_jaxpr_thunk, bwd, num_consts, out_trees)
-        overrides |= {"fwd_jaxpr_thunk": wrap_like(fwd, fwd_jaxpr_thunk), "bwd": wrap_like(new_bwd, bwd)}
-    return ctx.rebind(values, **overrides)
+        return {"fwd_jaxpr_thunk": wrap_like(fwd, fwd_jaxpr_thunk), "bwd": wrap_like(new_bwd, bwd)}
+
+    return keep_rule(ctx, "call_jaxpr", call_jaxpr, values, transform)
 
 
 def _transform_vjp(
@@ -186,12 +204,8 @@ def linear_call(
     ctx: Any, *values: Any, callee: Any, transpose_thunk: Any, num_callee_consts: int, num_res: int
 ) -> list[Any]:
     """Keeps the function and its transpose, by the policy."""
-    policy, values, staged = decide(ctx, callee, values)
-    if policy == "drop" or staged is None:
-        return ctx.sub(callee, *values)
-    emit_beside(ctx, staged, values)
-    overrides = {"callee": staged.muted}
-    if policy == "transform":
+
+    def transform(values: tuple[Any, ...], staged: Staged) -> dict[str, Any]:
         types = [type_of(v, a) for v, a in zip(values, ctx.in_avals, strict=True)][num_callee_consts:]
 
         @memoize
@@ -204,8 +218,9 @@ def linear_call(
                 raise no_emissions(ctx, "transpose", inner.emissions[0].name)
             return inner.jaxpr, [*inner.hoisted, *consts]
 
-        overrides["transpose_thunk"] = transpose
-    return ctx.rebind(values, **overrides)
+        return {"transpose_thunk": transpose}
+
+    return keep_rule(ctx, "callee", callee, values, transform)
 
 
 @higher_order("remat_opt")

@@ -47,10 +47,6 @@ class Editor:
         """The ids of an instruction's operands."""
         return [self.model.ids[operand] for operand in self.model.operands[index]]
 
-    def called_ids(self, index: int) -> list[int]:
-        """The ids of the computations that an instruction calls."""
-        return [self.model.computations[called].ident for called in self.model.called[index]]
-
     # --- what a rule makes
 
     def changed(
@@ -116,12 +112,6 @@ class Editor:
         if not shape.dimensions:
             return zero
         return self.append(made, index, "broadcast", shape.encoded, operands=[zero])
-
-    def append_element(self, made: Rewritten, index: int, operand: int, of: Shape, element: int) -> int:
-        """Appends a get-tuple-element of the value with the id `operand`; returns its id."""
-        assert of.parts is not None
-        extra = encode_number(13, element)
-        return self.append(made, index, "get-tuple-element", of.parts[element].encoded, operands=[operand], extra=extra)
 
     def _changed(
         self,

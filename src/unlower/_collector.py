@@ -1,0 +1,19 @@
+"""The garbage collector, out of the way while many small objects are made and none of them is garbage."""
+
+import contextlib
+import gc
+from collections.abc import Iterator
+
+__all__ = ["collector_paused"]
+
+
+@contextlib.contextmanager
+def collector_paused() -> Iterator[None]:
+    """Pauses the collector, which would walk what is made again and again; it goes on only if it was on before."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
