@@ -7,7 +7,7 @@ A start becomes the tuple that it declares, of operands, result and whatever els
 from collections.abc import Callable, Sequence
 
 from unlower.readers.hlo.editor import Editor, Rewritten
-from unlower.readers.hlo.faults import require
+from unlower.readers.hlo.faults import Fault
 from unlower.readers.hlo.model import Model
 from unlower.readers.hlo.shapes import Shape
 from unlower.readers.hlo.wire import encode_number
@@ -23,7 +23,8 @@ def _copy_start(editor: Editor, index: int) -> Rewritten:
     parts = list(shape.parts or ())
     key = model.shapes[model.operands[index][0]].key
     fits = len(parts) >= 2 and parts[0].key == parts[1].key == key
-    require(fits, f"it copies {model.shapes[model.operands[index][0]]}, and gives {shape}")
+    if not fits:
+        raise Fault(f"it copies {model.shapes[model.operands[index][0]]}, and gives {shape}")
     made: Rewritten = []
     copied = editor.append(made, index, "copy", parts[0].encoded, operands=[operand])
     return _bundle(editor, index, made, [copied, operand], parts[2:])
@@ -48,7 +49,8 @@ def _take(editor: Editor, index: int, element: int) -> Rewritten:
     if operand.key == shape.key:
         return editor.changed(index, "copy", without=gone)
     fits = operand.parts is not None and len(operand.parts) > element and operand.parts[element].key == shape.key
-    require(fits, f"it gives {shape}, the result of {operand}")
+    if not fits:
+        raise Fault(f"it gives {shape}, the result of {operand}")
     return editor.changed(index, "get-tuple-element", without=gone, extra=encode_number(_TUPLE_INDEX, element))
 
 
@@ -62,21 +64,24 @@ def _collective_start(editor: Editor, index: int) -> Rewritten:
     opcode, shape = model.opcodes[index].removesuffix("-start"), model.shapes[index]
     operands = [model.shapes[operand] for operand in model.operands[index]]
     ids = editor.operand_ids(index)
-    if opcode == "collective-permute":
-        require(len(operands) == 1, f"it has {len(operands)} operands, and moves one")
+    if opcode == "collective-permute" and len(operands) != 1:
+        raise Fault(f"it has {len(operands)} operands, and moves one")
     if shape.parts is None or (opcode == "all-reduce" and _are(shape.parts, operands) and len(operands) > 1):
         _check_result(opcode, operands, shape)
         return editor.changed(index, opcode)
-    require(len(shape.parts) >= 2, f"it gives {shape}, not its operands and result")
+    if len(shape.parts) < 2:
+        raise Fault(f"it gives {shape}, not its operands and result")
     given, result = shape.parts[0], shape.parts[1]
     _check_result(opcode, operands, result)
     made: Rewritten = []
     done = editor.append_changed(made, index, opcode, result.encoded)
     if given.parts is None:
-        require(_are([given], operands), f"it gives {given} for its operands")
+        if not _are([given], operands):
+            raise Fault(f"it gives {given} for its operands")
         (first,) = ids
     else:
-        require(_are(given.parts, operands), f"it gives {given} for its operands")
+        if not _are(given.parts, operands):
+            raise Fault(f"it gives {given} for its operands")
         first = editor.append(made, index, "tuple", given.encoded, operands=ids)
     return _bundle(editor, index, made, [first, done], shape.parts[2:])
 
@@ -89,7 +94,8 @@ def _check_result(opcode: str, operands: Sequence[Shape], result: Shape) -> None
     results = (result,) if result.parts is None else result.parts
     alike = opcode == "all-gather" or _are(results, operands)
     ranks = [len(part.dimensions) for part in results] == [len(operand.dimensions) for operand in operands]
-    require(alike and ranks and all(part.is_array for part in results), f"it gives {result} from its operands")
+    if not (alike and ranks and all(part.is_array for part in results)):
+        raise Fault(f"it gives {result} from its operands")
 
 
 # --- async-start and its kin, which wrap a computation
@@ -98,7 +104,8 @@ def _check_result(opcode: str, operands: Sequence[Shape], result: Shape) -> None
 def _wrapped(model: Model, index: int) -> tuple[int, list[Shape], Shape]:
     """The computation that an asynchronous instruction runs, what it takes, and what it gives."""
     called = model.called[index]
-    require(len(called) == 1, f"it runs {len(called)} computations, not one")
+    if len(called) != 1:
+        raise Fault(f"it runs {len(called)} computations, not one")
     computation = model.computations[called[0]]
     return called[0], [model.shapes[p] for p in computation.parameters], model.shapes[computation.root]
 
@@ -113,7 +120,8 @@ def _async_update(editor: Editor, index: int) -> Rewritten:
     operand, *late = model.operands[index]
     before, shape = model.shapes[operand], model.shapes[index]
     if not late:
-        require(before.key == shape.key, f"it gives {shape}, of {before}")
+        if before.key != shape.key:
+            raise Fault(f"it gives {shape}, of {before}")
         return editor.changed(index, "copy", without=(_CALLED, *model.extras(index)))
     return _run(editor, index, [*_bound(model, operand), *late])
 
@@ -123,7 +131,8 @@ def _bound(model: Model, index: int) -> list[int]:
     if model.opcodes[index] == "async-update":
         before, *late = model.operands[index]
         return [*_bound(model, before), *late]
-    require(model.opcodes[index] == "async-start", "it gives operands to what is no start")
+    if model.opcodes[index] != "async-start":
+        raise Fault("it gives operands to what is no start")
     return model.operands[index]
 
 
@@ -137,7 +146,8 @@ def _run(editor: Editor, index: int, bound: list[int]) -> Rewritten:
     model = editor.model
     shape = model.shapes[index]
     parts = list(shape.parts or ())
-    require(len(parts) >= 2, f"it gives {shape}, not its operands and result")
+    if len(parts) < 2:
+        raise Fault(f"it gives {shape}, not its operands and result")
     given, result, *rest = parts
     caller = index if model.called[index] else _start_of(model, index)
     called, parameters, root = _wrapped(model, caller)
@@ -145,16 +155,19 @@ def _run(editor: Editor, index: int, bound: list[int]) -> Rewritten:
     made: Rewritten = []
     if len(bound) < len(parameters) or result.key != root.key:
         # Not all that it needs is there: nobody takes the result before it is.
-        require(result.parts == (), f"it gives {result} before it has its {len(parameters)} operands")
+        if result.parts != ():
+            raise Fault(f"it gives {result} before it has its {len(parameters)} operands")
         values = [editor.append_zeros(made, index, given)]
         return _bundle(editor, index, made, values, [result, *rest])
     name = model.computations[called].name
-    require(_are(parameters, operands), f"{name} takes other operands than it is given")
+    if not _are(parameters, operands):
+        raise Fault(f"{name} takes other operands than it is given")
     ids = [model.ids[operand] for operand in bound]
     computation = model.computations[called].ident
     done = editor.append(made, index, "call", root.encoded, operands=ids, called=[computation])
     fits = given.parts is not None and _are(given.parts, operands)
-    require(fits, f"it gives {given} for its operands")
+    if not fits:
+        raise Fault(f"it gives {given} for its operands")
     first = editor.append(made, index, "tuple", given.encoded, operands=ids)
     return _bundle(editor, index, made, [first, done], rest)
 

@@ -7,7 +7,7 @@ What reads StableHLO makes of it an operation `hlo.<opcode>`, which has a rule o
 from collections.abc import Callable
 
 from unlower.readers.hlo.editor import Editor, Rewritten
-from unlower.readers.hlo.faults import require
+from unlower.readers.hlo.faults import Fault
 from unlower.readers.hlo.model import Model
 from unlower.readers.hlo.wire import encode_number, repeated_integers
 from unlower.readers.wire import encode_field, fields
@@ -56,7 +56,8 @@ def _unknown(model: Model, index: int) -> Entries:
 
 def _scaled_dot(model: Model, index: int) -> Entries:
     operands = model.operands[index]
-    require(len(operands) == 4, f"it has {len(operands)} operands, not 4")
+    if len(operands) != 4:
+        raise Fault(f"it has {len(operands)} operands, not 4")
     numbers = model.message(index, 30) or b""
     names = ("lhs_contracting", "rhs_contracting", "lhs_batching", "rhs_batching")
     entries = [(f"{name}_dimensions", _array(repeated_integers(numbers, i))) for i, name in enumerate(names, 1)]

@@ -15,7 +15,7 @@ from unlower.readers.hlo.devices import (
     check_sharding,
 )
 from unlower.readers.hlo.expect import CHECKS
-from unlower.readers.hlo.faults import Fault, require
+from unlower.readers.hlo.faults import Fault
 from unlower.readers.hlo.literals import check_literal, has_payload
 from unlower.readers.hlo.model import Model
 from unlower.readers.hlo.shapes import PRED, Shape
@@ -49,7 +49,8 @@ def _iota(model: Model, index: int) -> None:
 @expect.check("partition-id", "replica-id")
 def _own_id(model: Model, index: int) -> None:
     shape = model.shapes[index]
-    require(shape.element == _U32 and not shape.dimensions, f"it gives {shape}, not u32[]")
+    if not (shape.element == _U32 and not shape.dimensions):
+        raise Fault(f"it gives {shape}, not u32[]")
 
 
 @expect.check("get-tuple-element")
@@ -64,7 +65,8 @@ def _get_tuple_element(model: Model, index: int) -> None:
 @expect.check("tuple")
 def _tuple(model: Model, index: int) -> None:
     parts, shape = expect.operands(model, index), model.shapes[index]
-    require(shape.parts is not None, f"it gives {shape}, no tuple")
+    if shape.parts is None:
+        raise Fault(f"it gives {shape}, no tuple")
     assert shape.parts is not None
     if len(parts) != len(shape.parts):
         raise Fault(f"it has {len(parts)} operands, and gives {shape}")
@@ -87,13 +89,15 @@ def _domain(model: Model, index: int) -> None:
 @expect.check("after-all")
 def _after_all(model: Model, index: int) -> None:
     for shape in (*expect.operands(model, index), model.shapes[index]):
-        require(shape.is_token, f"it has to do with {shape}, no token")
+        if not shape.is_token:
+            raise Fault(f"it has to do with {shape}, no token")
 
 
 @expect.check("bitcast")
 def _bitcast(model: Model, index: int) -> None:
     for shape in (*expect.arrays(model, index), expect.array(model, index)):
-        require(shape.minor_to_major is not None, f"it has to do with {shape} without a layout")
+        if shape.minor_to_major is None:
+            raise Fault(f"it has to do with {shape} without a layout")
 
 
 # --- control flow
@@ -117,11 +121,14 @@ def _while_computations(model: Model, index: int) -> tuple[int, int]:
 @expect.check("conditional")
 def _conditional(model: Model, index: int) -> None:
     called, operands = model.called[index], expect.operands(model, index)
-    require(called, "it calls no computation")
-    require(len(operands) == len(called) + 1, f"it has {len(operands)} operands for {len(called)} branches")
+    if not called:
+        raise Fault("it calls no computation")
+    if len(operands) != len(called) + 1:
+        raise Fault(f"it has {len(operands)} operands for {len(called)} branches")
     chooser = operands[0]
     fits = chooser.is_scalar and (chooser.element == _S32 or (chooser.element == PRED and len(called) == 2))
-    require(fits, f"{chooser} chooses between its {len(called)} branches")
+    if not fits:
+        raise Fault(f"{chooser} chooses between its {len(called)} branches")
     for branch, operand in zip(called, operands[1:], strict=True):
         expect.fits_call(model, branch, [operand], model.shapes[index])
 
@@ -137,16 +144,22 @@ def _scan(model: Model, index: int) -> None:
     (called,) = expect.calls(model, index, 1)
     parameters, operands = expect.parameters(model, called), expect.operands(model, index)
     name = model.computations[called].name
-    require(operands, "it has no operands")
-    require(len(parameters) == len(operands), f"{name} has {len(parameters)} parameters for {len(operands)} operands")
+    if not operands:
+        raise Fault("it has no operands")
+    if len(parameters) != len(operands):
+        raise Fault(f"{name} has {len(parameters)} parameters for {len(operands)} operands")
     results, root = model.shapes[index], expect.root(model, called)
     count = 1 if results.parts is None else len(results.parts)
     given = 1 if root.parts is None else len(root.parts)
-    require(count == given, f"{name} gives {root}, for results {results}")
-    require(all(shape.is_array for shape in (*operands, *parameters)), "it works on tuples")
+    if count != given:
+        raise Fault(f"{name} gives {root}, for results {results}")
+    if not all(shape.is_array for shape in (*operands, *parameters)):
+        raise Fault("it works on tuples")
     carries = model.integer(index, 95)
-    require(0 <= carries <= len(operands), f"it carries {carries} of its {len(operands)} operands")
-    require(0 <= model.integer(index, 96) <= 2, "whether it is associative is neither known nor unknown")
+    if not 0 <= carries <= len(operands):
+        raise Fault(f"it carries {carries} of its {len(operands)} operands")
+    if not 0 <= model.integer(index, 96) <= 2:
+        raise Fault("whether it is associative is neither known nor unknown")
     ranks = [len(shape.dimensions) for shape in operands[: len(operands) - carries]]
     expect.dimension(model, index, min(ranks, default=1))
 
@@ -158,16 +171,19 @@ def _scan(model: Model, index: int) -> None:
 def _infeed(model: Model, index: int) -> None:
     parts, operand = model.shapes[index].parts, expect.operands(model, index)[0]
     fits = operand.is_token and parts is not None and len(parts) == 2 and parts[1].is_token
-    require(fits, f"it gives {model.shapes[index]}, not values and a token")
+    if not fits:
+        raise Fault(f"it gives {model.shapes[index]}, not values and a token")
     assert parts is not None
     data = (parts[0],) if parts[0].parts is None else parts[0].parts
-    require(all(part.is_array for part in data), f"it gives {parts[0]}, with a tuple in a tuple")
+    if not all(part.is_array for part in data):
+        raise Fault(f"it gives {parts[0]}, with a tuple in a tuple")
 
 
 @expect.check("outfeed")
 def _outfeed(model: Model, index: int) -> None:
     data, token = expect.operands(model, index)
-    require(token.is_token and model.shapes[index].is_token, "it has no token")
+    if not (token.is_token and model.shapes[index].is_token):
+        raise Fault("it has no token")
     declared = model.shape_table[expect.message(model, index, 29, "shape of what it sends")]
     expect.same("what it sends", data, declared)
 
@@ -180,10 +196,8 @@ def _collective(model: Model, index: int) -> None:
         if opcode == "all-reduce":
             for result, operand in zip(results, operands, strict=True):
                 expect.same("its result", result, operand)
-        require(
-            all(len(r.dimensions) == len(o.dimensions) for r, o in zip(results, operands, strict=True)),
-            "its results have other dimensions than its operands",
-        )
+        if not all(len(r.dimensions) == len(o.dimensions) for r, o in zip(results, operands, strict=True)):
+            raise Fault("its results have other dimensions than its operands")
     if not opcode.startswith("all-gather"):
         (called,) = expect.calls(model, index, 1)
         expect.works_on_scalars(model, called, 2, 1)
@@ -195,15 +209,14 @@ def _collective(model: Model, index: int) -> None:
 def _all_to_all(model: Model, index: int) -> None:
     operands = expect.arrays(model, index)
     if model.dimensions[index]:
-        require(len(operands) == 1, f"it has {len(operands)} operands, and splits one")
+        if len(operands) != 1:
+            raise Fault(f"it has {len(operands)} operands, and splits one")
         expect.array(model, index)
         expect.dimension(model, index, len(operands[0].dimensions))
         return
     parts = model.shapes[index].parts
-    require(
-        parts is not None and len(parts) == len(operands),
-        f"it gives {model.shapes[index]} from {len(operands)} operands",
-    )
+    if not (parts is not None and len(parts) == len(operands)):
+        raise Fault(f"it gives {model.shapes[index]} from {len(operands)} operands")
 
 
 @expect.check("collective-broadcast", "collective-permute", "collective-permute-start")
@@ -217,9 +230,11 @@ def _permute(model: Model, index: int) -> None:
 def _transfer(model: Model, index: int) -> None:
     shapes, opcode = expect.operands(model, index), model.opcodes[index]
     if opcode in ("send", "recv"):
-        require(shapes[-1].is_token, "it has no token")
+        if not shapes[-1].is_token:
+            raise Fault("it has no token")
     else:
-        require(shapes[0].parts is not None, f"it ends {shapes[0]}, which no transfer gives")
+        if shapes[0].parts is None:
+            raise Fault(f"it ends {shapes[0]}, which no transfer gives")
 
 
 # --- fields that any instruction may have
@@ -248,8 +263,10 @@ def _check_precision(model: Model, index: int, number: int) -> None:
     for message in model.messages(index, number):
         if message in model.checked:
             continue
-        require(all(0 <= i <= 3 for i in repeated_integers(message, 1)), "its precision is of an unknown kind")
-        require(0 <= expect.one(message, 2) <= 13, "its precision is of an unknown algorithm")
+        if not all(0 <= i <= 3 for i in repeated_integers(message, 1)):
+            raise Fault("its precision is of an unknown kind")
+        if not 0 <= expect.one(message, 2) <= 13:
+            raise Fault("its precision is of an unknown algorithm")
         model.checked.add(message)
 
 
@@ -259,7 +276,8 @@ def _check_aliases(model: Model, index: int, number: int) -> None:
     for message in model.messages(index, number):
         _path(repeated_integers(message, 1), model.shapes[index], "output")
         operand = expect.one(message, 2)
-        require(0 <= operand < len(operands), f"it shares the buffer of operand {operand}, of {len(operands)}")
+        if not 0 <= operand < len(operands):
+            raise Fault(f"it shares the buffer of operand {operand}, of {len(operands)}")
         _path(repeated_integers(message, 3), operands[operand], "operand")
 
 
@@ -274,7 +292,8 @@ def _check_replication(model: Model, index: int, number: int) -> None:
     leaves = model.shapes[index].leaves
     for message in model.messages(index, number):
         count = len(repeated_integers(message, 1))
-        require(count in (0, leaves), f"it says of {count} of its {leaves} arrays whether they are replicated")
+        if count not in (0, leaves):
+            raise Fault(f"it says of {count} of its {leaves} arrays whether they are replicated")
 
 
 def _check_hints(model: Model, index: int, number: int) -> None:
@@ -282,7 +301,8 @@ def _check_hints(model: Model, index: int, number: int) -> None:
     for message in model.messages(index, number):
         if message not in model.checked:
             for entry in expect.submessages(message, 1):
-                require(first(entry, 1), "it has a frontend attribute without a name")
+                if not first(entry, 1):
+                    raise Fault("it has a frontend attribute without a name")
             model.checked.add(message)
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from unlower.readers.hlo import expect
-from unlower.readers.hlo.faults import require
+from unlower.readers.hlo.faults import Fault
 from unlower.readers.hlo.model import Model
 from unlower.readers.hlo.shapes import Shape
 from unlower.readers.hlo.wire import repeated_integers
@@ -18,12 +18,15 @@ __all__: list[str] = []
 @expect.check("reduce", "reduce-window")
 def _reduce(model: Model, index: int) -> None:
     operands = expect.arrays(model, index, 2)
-    require(len(operands) % 2 == 0, f"it has {len(operands)} operands, and needs two for each array")
+    if len(operands) % 2 != 0:
+        raise Fault(f"it has {len(operands)} operands, and needs two for each array")
     count = len(operands) // 2
     for shape in operands[count:]:
-        require(shape.is_scalar, f"it starts from {shape}, no scalar")
+        if not shape.is_scalar:
+            raise Fault(f"it starts from {shape}, no scalar")
     rank = len(operands[0].dimensions)
-    require(all(len(shape.dimensions) == rank for shape in operands[:count]), "its arrays differ in their dimensions")
+    if not all(len(shape.dimensions) == rank for shape in operands[:count]):
+        raise Fault("its arrays differ in their dimensions")
     expect.results(model, index, count)
     (called,) = expect.calls(model, index, 1)
     expect.works_on_scalars(model, called, 2 * count, count)
@@ -36,7 +39,8 @@ def _reduce(model: Model, index: int) -> None:
 def _window(model: Model, index: int, rank: int) -> None:
     window = expect.message(model, index, 15, "window")
     sizes = expect.submessages(window, 1)
-    require(len(sizes) == rank, f"its window has {len(sizes)} dimensions, not {rank}")
+    if len(sizes) != rank:
+        raise Fault(f"its window has {len(sizes)} dimensions, not {rank}")
 
 
 @expect.check("map")
@@ -60,7 +64,8 @@ def _sort(model: Model, index: int) -> None:
 @expect.check("scatter")
 def _scatter(model: Model, index: int) -> None:
     operands = expect.arrays(model, index, 3)
-    require(len(operands) % 2 == 1, f"it has {len(operands)} operands, and needs two for each array and one more")
+    if len(operands) % 2 != 1:
+        raise Fault(f"it has {len(operands)} operands, and needs two for each array and one more")
     count = len(operands) // 2
     for result, operand in zip(expect.results(model, index, count), operands, strict=False):
         expect.same("its result", result, operand)
@@ -86,13 +91,15 @@ def _gather(model: Model, index: int) -> None:
     expect.dimensions(repeated_integers(numbers, 6), len(indices.dimensions), "index dimensions")
     expect.dimensions([expect.one(numbers, 4)], len(indices.dimensions) + 1, "index vector dimension")
     sizes = model.integers(index, 34)
-    require(len(sizes) == rank, f"it takes slices of {len(sizes)} dimensions from {operand}")
+    if len(sizes) != rank:
+        raise Fault(f"it takes slices of {len(sizes)} dimensions from {operand}")
 
 
 @expect.check("select-and-scatter")
 def _select_and_scatter(model: Model, index: int) -> None:
     operand, _, start = expect.arrays(model, index, 3)
-    require(start.is_scalar, f"it starts from {start}, no scalar")
+    if not start.is_scalar:
+        raise Fault(f"it starts from {start}, no scalar")
     expect.array(model, index)
     select, scatter = expect.calls(model, index, 2)
     expect.works_on_scalars(model, select, 2, 1)
@@ -108,7 +115,8 @@ def _select_and_scatter(model: Model, index: int) -> None:
 def _broadcast(model: Model, index: int) -> None:
     (operand,) = expect.arrays(model, index)
     values = model.dimensions[index]
-    require(len(values) == len(operand.dimensions), f"its dimensions {values} are not those of {operand}")
+    if len(values) != len(operand.dimensions):
+        raise Fault(f"its dimensions {values} are not those of {operand}")
     expect.dimensions(values, len(expect.array(model, index).dimensions))
 
 
@@ -116,9 +124,11 @@ def _broadcast(model: Model, index: int) -> None:
 def _transpose(model: Model, index: int) -> None:
     (operand,) = expect.arrays(model, index)
     values, shape = model.dimensions[index], expect.array(model, index)
-    require(sorted(values) == list(range(len(operand.dimensions))), f"its dimensions {values} are no permutation")
+    if sorted(values) != list(range(len(operand.dimensions))):
+        raise Fault(f"its dimensions {values} are no permutation")
     fits = tuple([operand.dimensions[value] for value in values]) == shape.dimensions
-    require(fits, f"it takes {operand} to {shape} by {values}")
+    if not fits:
+        raise Fault(f"it takes {operand} to {shape} by {values}")
 
 
 @expect.check("reverse")
@@ -131,7 +141,8 @@ def _reverse(model: Model, index: int) -> None:
 def _concatenate(model: Model, index: int) -> None:
     operands = expect.arrays(model, index)
     rank = len(expect.array(model, index).dimensions)
-    require(all(len(operand.dimensions) == rank for operand in operands), "its operands differ in their dimensions")
+    if not all(len(operand.dimensions) == rank for operand in operands):
+        raise Fault("its operands differ in their dimensions")
     expect.dimension(model, index, rank)
 
 
@@ -139,15 +150,18 @@ def _concatenate(model: Model, index: int) -> None:
 def _slice(model: Model, index: int) -> None:
     (operand,) = expect.arrays(model, index)
     count = len(model.extras(index).get(17, ()))
-    require(count == len(operand.dimensions), f"it takes a slice of {count} dimensions from {operand}")
+    if count != len(operand.dimensions):
+        raise Fault(f"it takes a slice of {count} dimensions from {operand}")
 
 
 @expect.check("pad")
 def _pad(model: Model, index: int) -> None:
     operand, value = expect.arrays(model, index, 2)
-    require(value.is_scalar, f"it pads with {value}, no scalar")
+    if not value.is_scalar:
+        raise Fault(f"it pads with {value}, no scalar")
     count = len(expect.submessages(expect.message(model, index, 21, "padding"), 1))
-    require(count == len(operand.dimensions), f"it pads {count} dimensions of {operand}")
+    if count != len(operand.dimensions):
+        raise Fault(f"it pads {count} dimensions of {operand}")
 
 
 @expect.check("dynamic-slice", "dynamic-update-slice")
@@ -155,17 +169,17 @@ def _dynamic_slice(model: Model, index: int) -> None:
     updates = model.opcodes[index] == "dynamic-update-slice"
     operand, *rest = expect.arrays(model, index, 2 if updates else 1)
     starts, rank = rest[updates:], len(operand.dimensions)
-    require(
-        len(starts) == rank and all(s.is_scalar for s in starts),
-        f"it has {len(starts)} scalars to say where in {operand}",
-    )
+    if not (len(starts) == rank and all(s.is_scalar for s in starts)):
+        raise Fault(f"it has {len(starts)} scalars to say where in {operand}")
     if updates:
-        require(len(rest[0].dimensions) == rank, f"it puts {rest[0]} into {operand}")
+        if len(rest[0].dimensions) != rank:
+            raise Fault(f"it puts {rest[0]} into {operand}")
         expect.same("its result", expect.array(model, index), operand)
     else:
         sizes = model.integers(index, 20)
         fits = len(sizes) == rank and tuple(sizes) == expect.array(model, index).dimensions
-        require(fits, f"it takes {sizes} from {operand}")
+        if not fits:
+            raise Fault(f"it takes {sizes} from {operand}")
 
 
 @expect.check("get-dimension-size", "set-dimension-size")
@@ -194,37 +208,46 @@ def _dot_numbers(numbers: bytes, operands: Sequence[Shape]) -> None:
         expect.dimensions(values, len(operand.dimensions), "contracting and batch dimensions")
     for left, right in ((1, 2), (3, 4)):
         counts = [len(repeated_integers(numbers, field)) for field in (left, right)]
-        require(counts[0] == counts[1], "it contracts or batches another number of dimensions left than right")
+        if counts[0] != counts[1]:
+            raise Fault("it contracts or batches another number of dimensions left than right")
 
 
 @expect.check("convolution")
 def _convolution(model: Model, index: int) -> None:
     operands = expect.arrays(model, index, 2)
-    require(len(operands) == 2, f"it has {len(operands)} operands, not 2")
+    if len(operands) != 2:
+        raise Fault(f"it has {len(operands)} operands, not 2")
     rank = len(expect.array(model, index).dimensions)
-    require(all(len(operand.dimensions) == rank for operand in operands), "its operands differ in their dimensions")
+    if not all(len(operand.dimensions) == rank for operand in operands):
+        raise Fault("its operands differ in their dimensions")
     _window(model, index, rank - 2)
     numbers = expect.message(model, index, 16, "dimension numbers")
     for two, spatial in (((7, 8), 11), ((3, 4), 6), ((9, 10), 12)):
         values = [*[expect.one(numbers, field) for field in two], *repeated_integers(numbers, spatial)]
-        require(sorted(values) == list(range(rank)), f"its dimension numbers {values} are no permutation")
+        if sorted(values) != list(range(rank)):
+            raise Fault(f"its dimension numbers {values} are no permutation")
 
 
 @expect.check("triangular-solve", "cholesky")
 def _solve(model: Model, index: int) -> None:
     for operand in (*expect.arrays(model, index), expect.array(model, index)):
-        require(len(operand.dimensions) >= 2, f"it has to do with {operand}, no matrix")
+        if len(operand.dimensions) < 2:
+            raise Fault(f"it has to do with {operand}, no matrix")
     if model.opcodes[index] == "triangular-solve":
         transpose = expect.one(model.message(index, 59) or b"", 4)
-        require(0 <= transpose <= 3, f"it has the unknown kind of transposition {transpose}")
+        if not 0 <= transpose <= 3:
+            raise Fault(f"it has the unknown kind of transposition {transpose}")
 
 
 @expect.check("fft")
 def _fft(model: Model, index: int) -> None:
     kind, lengths = model.integer(index, 31), model.integers(index, 32)
-    require(0 <= kind <= 3, f"it is of the unknown kind {kind}")
-    require(1 <= len(lengths) <= len(expect.array(model, index).dimensions), f"it has {len(lengths)} lengths")
-    require(len(lengths) <= len(expect.arrays(model, index)[0].dimensions), f"it has {len(lengths)} lengths")
+    if not 0 <= kind <= 3:
+        raise Fault(f"it is of the unknown kind {kind}")
+    if not 1 <= len(lengths) <= len(expect.array(model, index).dimensions):
+        raise Fault(f"it has {len(lengths)} lengths")
+    if len(lengths) > len(expect.arrays(model, index)[0].dimensions):
+        raise Fault(f"it has {len(lengths)} lengths")
 
 
 @expect.check("batch-norm-training", "batch-norm-grad", "batch-norm-inference")
@@ -236,7 +259,8 @@ def _batch_norm(model: Model, index: int) -> None:
 
 @expect.check("topk")
 def _top_k(model: Model, index: int) -> None:
-    require(expect.arrays(model, index)[0].dimensions, "it takes the largest of a scalar")
+    if not expect.arrays(model, index)[0].dimensions:
+        raise Fault("it takes the largest of a scalar")
     expect.results(model, index, 2)
 
 
@@ -245,14 +269,18 @@ def _top_k(model: Model, index: int) -> None:
 
 @expect.check("rng")
 def _rng(model: Model, index: int) -> None:
-    require(len(expect.arrays(model, index)) == 2, "it needs two operands")
+    if len(expect.arrays(model, index)) != 2:
+        raise Fault("it needs two operands")
     expect.array(model, index)
-    require(model.integer(index, 23) in (1, 2), "it is of an unknown distribution")
+    if model.integer(index, 23) not in (1, 2):
+        raise Fault("it is of an unknown distribution")
 
 
 @expect.check("rng-bit-generator")
 def _rng_bit_generator(model: Model, index: int) -> None:
     expect.arrays(model, index)
     shape = model.shapes[index]
-    require(shape.is_array or len(expect.results(model, index, 2)) == 2, "it gives neither an array nor two")
-    require(0 <= model.integer(index, 70) <= 2, "it is of an unknown algorithm")
+    if not shape.is_array and len(expect.results(model, index, 2)) != 2:
+        raise Fault("it gives neither an array nor two")
+    if not 0 <= model.integer(index, 70) <= 2:
+        raise Fault("it is of an unknown algorithm")

@@ -4,7 +4,7 @@ import json
 
 from unlower._jax_compat import is_dictionary_attribute
 from unlower.readers.hlo.editor import Editor, Rewritten
-from unlower.readers.hlo.faults import require
+from unlower.readers.hlo.faults import Fault
 from unlower.readers.hlo.model import Model
 from unlower.readers.hlo.wire import encode_number
 from unlower.readers.wire import BYTES, encode_field, fields, first
@@ -21,13 +21,16 @@ def custom_call(editor: Editor, index: int) -> Rewritten | None:
     model = editor.model
     _check_layouts(model, index)
     version = model.integer(index, _API_VERSION)
-    require(0 <= version <= _TYPED_FFI, f"it is of the unknown API version {version}")
-    require(0 <= model.integer(index, 76) <= 2, "it has an unknown schedule")
+    if not 0 <= version <= _TYPED_FFI:
+        raise Fault(f"it is of the unknown API version {version}")
+    if not 0 <= model.integer(index, 76) <= 2:
+        raise Fault("it has an unknown schedule")
     config = (model.message(index, _CONFIG) or b"").decode("utf-8", "replace")
     name = model.message(index, 28) or b""
     if name.startswith(b"mhlo."):
         # The converter makes an operation of it, by what the configuration says.
-        require(_is_dictionary(model, config), f"its configuration {config[:80]!r} is no dictionary")
+        if not _is_dictionary(model, config):
+            raise Fault(f"its configuration {config[:80]!r} is no dictionary")
         return None
     if version != _TYPED_FFI or not config or _is_dictionary(model, config):
         return None
@@ -71,16 +74,17 @@ def _check_layouts(model: Model, index: int) -> None:
         return
     asked = [model.shape_table[data] for data in model.messages(index, 57)]
     operands = [model.shapes[operand] for operand in model.operands[index]]
-    require(len(asked) == len(operands), f"it asks for layouts of {len(asked)} operands, of {len(operands)}")
+    if len(asked) != len(operands):
+        raise Fault(f"it asks for layouts of {len(asked)} operands, of {len(operands)}")
     for place, (layout, operand) in enumerate(zip(asked, operands, strict=True)):
-        require(layout.key == operand.key, f"it asks for operand {place} as {layout}, and has {operand}")
+        if layout.key != operand.key:
+            raise Fault(f"it asks for operand {place} as {layout}, and has {operand}")
     waiting = [*asked, model.shapes[index]]
     while waiting:
         shape = waiting.pop()
         waiting += shape.parts or ()
-        require(
-            not shape.is_array or shape.minor_to_major is not None, f"it asks for a layout of {shape}, and says none"
-        )
+        if shape.is_array and shape.minor_to_major is None:
+            raise Fault(f"it asks for a layout of {shape}, and says none")
 
 
 def call(editor: Editor, index: int) -> Rewritten | None:

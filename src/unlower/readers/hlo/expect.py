@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from unlower.readers.hlo.faults import Fault, require
+from unlower.readers.hlo.faults import Fault
 from unlower.readers.hlo.model import Model
 from unlower.readers.hlo.shapes import PRED, Shape
 from unlower.readers.hlo.wire import repeated_integers
@@ -53,16 +53,19 @@ def operands(model: Model, index: int) -> list[Shape]:
 def arrays(model: Model, index: int, least: int = 1) -> list[Shape]:
     """The shapes of its operands, which must be arrays, and no fewer than `least`."""
     shapes = operands(model, index)
-    require(len(shapes) >= least, f"it has {len(shapes)} operands, and needs {least}")
+    if len(shapes) < least:
+        raise Fault(f"it has {len(shapes)} operands, and needs {least}")
     for place, shape in enumerate(shapes):
-        require(shape.is_array, f"its operand {place} is {shape}, no array")
+        if not shape.is_array:
+            raise Fault(f"its operand {place} is {shape}, no array")
     return shapes
 
 
 def array(model: Model, index: int) -> Shape:
     """The shape of its result, which must be an array."""
     shape = model.shapes[index]
-    require(shape.is_array, f"it gives {shape}, no array")
+    if not shape.is_array:
+        raise Fault(f"it gives {shape}, no array")
     return shape
 
 
@@ -77,21 +80,25 @@ def results(model: Model, index: int, count: int) -> Sequence[Shape]:
     shape = model.shapes[index]
     results = (shape,) if shape.parts is None and count == 1 else shape.parts
     fits = results is not None and len(results) == count and all(result.is_array for result in results)
-    require(fits, f"it gives {shape}, not {count} arrays")
+    if not fits:
+        raise Fault(f"it gives {shape}, not {count} arrays")
     assert results is not None
     return results
 
 
 def dimensions(values: Sequence[int], rank: int, what: str = "dimensions", *, distinct: bool = True) -> None:
     """Checks that numbers are dimensions of an array of `rank`."""
-    require(all(0 <= value < rank for value in values), f"its {what} {list(values)} are not all below {rank}")
-    require(not distinct or len(set(values)) == len(values), f"its {what} {list(values)} have one twice")
+    if not all(0 <= value < rank for value in values):
+        raise Fault(f"its {what} {list(values)} are not all below {rank}")
+    if distinct and len(set(values)) != len(values):
+        raise Fault(f"its {what} {list(values)} have one twice")
 
 
 def dimension(model: Model, index: int, rank: int) -> int:
     """The only number in the field `dimensions`, which must be a dimension of an array of `rank`."""
     values = model.dimensions[index]
-    require(len(values) == 1 and 0 <= values[0] < rank, f"its dimensions {values} are not one below {rank}")
+    if not (len(values) == 1 and 0 <= values[0] < rank):
+        raise Fault(f"its dimensions {values} are not one below {rank}")
     return values[0]
 
 
@@ -108,7 +115,8 @@ def root(model: Model, computation: int) -> Shape:
 def calls(model: Model, index: int, count: int) -> list[int]:
     """The computations that it calls, of which there must be `count`."""
     called = model.called[index]
-    require(len(called) == count, f"it calls {len(called)} computations, not {count}")
+    if len(called) != count:
+        raise Fault(f"it calls {len(called)} computations, not {count}")
     return called
 
 
@@ -116,10 +124,8 @@ def fits_call(model: Model, computation: int, arguments: Sequence[Shape], result
     """Checks a computation that is called with `arguments`."""
     name = model.computations[computation].name
     taken = parameters(model, computation)
-    require(
-        len(taken) == len(arguments),
-        f"{name} has {len(taken)} parameters, and is given {len(arguments)} operands",
-    )
+    if len(taken) != len(arguments):
+        raise Fault(f"{name} has {len(taken)} parameters, and is given {len(arguments)} operands")
     for place, (argument, parameter) in enumerate(zip(arguments, taken, strict=True)):
         same(f"operand {place} of {name}", argument, parameter)
     if result is not None:
@@ -130,26 +136,31 @@ def works_on_scalars(model: Model, computation: int, inputs: int, outputs: int) 
     """Checks a computation that works on one element of each array at a time."""
     name = model.computations[computation].name
     found = parameters(model, computation)
-    require(len(found) == inputs, f"{name} has {len(found)} parameters, not {inputs}")
+    if len(found) != inputs:
+        raise Fault(f"{name} has {len(found)} parameters, not {inputs}")
     for place, shape in enumerate(found):
-        require(shape.is_scalar, f"parameter {place} of {name} is {shape}, no scalar")
+        if not shape.is_scalar:
+            raise Fault(f"parameter {place} of {name} is {shape}, no scalar")
     given = root(model, computation)
     parts = (given,) if given.parts is None else given.parts
     fits = len(parts) == outputs and all(part.is_scalar for part in parts)
-    require(fits, f"{name} gives {given}, not {outputs} scalars")
+    if not fits:
+        raise Fault(f"{name} gives {given}, not {outputs} scalars")
 
 
 def is_predicate(model: Model, computation: int) -> None:
     """Checks that a computation gives a scalar predicate."""
     given = root(model, computation)
     fits = given.element == PRED and not given.dimensions
-    require(fits, f"{model.computations[computation].name} gives {given}, not pred[]")
+    if not fits:
+        raise Fault(f"{model.computations[computation].name} gives {given}, not pred[]")
 
 
 def message(model: Model, index: int, number: int, what: str) -> bytes:
     """The value of a field that must be there."""
     data = model.message(index, number)
-    require(data is not None, f"it has no {what}")
+    if data is None:
+        raise Fault(f"it has no {what}")
     assert data is not None
     return data
 

@@ -11,7 +11,7 @@ import numpy as np
 from unlower.errors import FormatError
 from unlower.readers.hlo.checks import CHECKS, FIELD_CHECKS
 from unlower.readers.hlo.devices import check_sharding
-from unlower.readers.hlo.faults import Fault, require
+from unlower.readers.hlo.faults import Fault
 from unlower.readers.hlo.model import Model, Ragged
 from unlower.readers.hlo.opcodes import ARITIES, INLINED, VARIADIC, words
 from unlower.readers.hlo.shapes import Shape
@@ -125,14 +125,18 @@ def _one_of_each(model: Model) -> list[int]:
 def _check_instruction(model: Model, index: int, opcode: str) -> None:
     operands, shape = model.operands[index], model.shapes[index]
     arity = ARITIES.get(opcode, VARIADIC)
-    require(arity in (VARIADIC, len(operands)), f"it has {len(operands)} operands, and {opcode} takes {arity}")
+    if arity not in (VARIADIC, len(operands)):
+        raise Fault(f"it has {len(operands)} operands, and {opcode} takes {arity}")
     if opcode in _ARRAYS:
-        require(shape.is_array, f"it gives {shape}, no array")
+        if not shape.is_array:
+            raise Fault(f"it gives {shape}, no array")
         strict = opcode in _ELEMENTWISE and opcode not in _FREE_SIZES
         for operand in operands:
             given = model.shapes[operand]
-            require(given.is_array, f"it takes {given}, no array")
-            require(not strict or given.dimensions == shape.dimensions, f"it takes {given} to {shape}")
+            if not given.is_array:
+                raise Fault(f"it takes {given}, no array")
+            if strict and given.dimensions != shape.dimensions:
+                raise Fault(f"it takes {given} to {shape}")
     check = CHECKS.get(opcode)
     if check is not None and opcode != "constant":
         check(model, index)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from unlower.readers.hlo.faults import require
+from unlower.readers.hlo.faults import Fault
 from unlower.readers.hlo.shapes import ELEMENTS, Shape, Shapes
 from unlower.readers.wire import BYTES, Field, fields, first
 
@@ -30,29 +30,39 @@ def check_literal(data: bytes, shape: Shape, shapes: Shapes) -> None:
       Fault: it is not.
     """
     own = first(data, _SHAPE)
-    require(own is not None, "its literal has no shape")
+    if own is None:
+        raise Fault("its literal has no shape")
     assert own is not None
     found = shapes[own]
-    require(found.key == shape.key, f"its literal is {found}, not {shape}")
+    if found.key != shape.key:
+        raise Fault(f"its literal is {found}, not {shape}")
     if shape.parts is not None:
         parts = list(parts_of_literal(data))
-        require(len(parts) == len(shape.parts), f"its literal has {len(parts)} parts, not {len(shape.parts)}")
+        if len(parts) != len(shape.parts):
+            raise Fault(f"its literal has {len(parts)} parts, not {len(shape.parts)}")
         for part, of in zip(parts, shape.parts, strict=True):
             check_literal(part, of, shapes)
         return
-    require(shape.is_array, "its literal is a token")
+    if not shape.is_array:
+        raise Fault("its literal is a token")
     element = ELEMENTS[shape.element]
-    require(element.literal, f"constants of {element.name} are not supported by XLA's own converter")
-    require(not any(size < 0 for size in shape.dimensions), "its literal has a dimension without a size")
-    require(found.minor_to_major is not None or not found.dimensions, "its literal has no layout")
+    if not element.literal:
+        raise Fault(f"constants of {element.name} are not supported by XLA's own converter")
+    if any(size < 0 for size in shape.dimensions):
+        raise Fault("its literal has a dimension without a size")
+    if found.minor_to_major is None and found.dimensions:
+        raise Fault("its literal has no layout")
     same = found.minor_to_major == shape.minor_to_major or shape.minor_to_major is None
-    require(same, "its literal is in another layout than its shape")
+    if not same:
+        raise Fault("its literal is in another layout than its shape")
     payload = [field for field in fields(data) if field.number == element.literal]
     stored = sum(field.stop - field.start for field in payload)
     least = (shape.size * element.stored + 7) // 8
-    require(stored >= least, f"its literal holds {stored} bytes, fewer than the {least} that {shape} needs")
-    if all(field.kind == BYTES for field in payload) and _is_plain(payload, element.stored, element.bits):
-        require(stored == least, f"its literal holds {stored} bytes, not the {least} of {shape}")
+    if stored < least:
+        raise Fault(f"its literal holds {stored} bytes, fewer than the {least} that {shape} needs")
+    exact = all(field.kind == BYTES for field in payload) and _is_plain(payload, element.stored, element.bits)
+    if exact and stored != least:
+        raise Fault(f"its literal holds {stored} bytes, not the {least} of {shape}")
 
 
 def _is_plain(payload: list[Field], stored: int, bits: int) -> bool:

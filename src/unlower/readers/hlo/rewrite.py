@@ -15,7 +15,7 @@ from unlower.errors import FormatError
 from unlower.readers.elision import ELIDED_TARGET
 from unlower.readers.hlo import asynchronous, carried, configs
 from unlower.readers.hlo.editor import Editor, Rewritten
-from unlower.readers.hlo.faults import Fault, require
+from unlower.readers.hlo.faults import Fault
 from unlower.readers.hlo.literals import has_payload, parts_of_literal
 from unlower.readers.hlo.model import Model
 from unlower.readers.hlo.opcodes import is_convertible
@@ -31,7 +31,8 @@ def _constant(editor: Editor, index: int) -> Rewritten | None:
     model = editor.model
     literal, shape = model.message(index, 8), model.shapes[index]
     if shape.parts is not None:
-        require(literal is not None, "its literal was left out, and it is a tuple")
+        if literal is None:
+            raise Fault("its literal was left out, and it is a tuple")
         assert literal is not None
         return _constant_tuple(editor, index, literal, shape)
     if literal is None or (not has_payload(literal) and 0 not in shape.dimensions):
@@ -53,7 +54,8 @@ def _constant_tuple(editor: Editor, index: int, literal: bytes, shape: Shape) ->
 def _part(editor: Editor, index: int, made: Rewritten, literal: bytes, shape: Shape) -> int:
     """Appends the instruction that makes a part of a constant tuple; returns its id."""
     if shape.parts is None:
-        require(has_payload(literal) or 0 in shape.dimensions, "the values of a part of it were left out")
+        if not has_payload(literal) and 0 not in shape.dimensions:
+            raise Fault("the values of a part of it were left out")
         return editor.append(made, index, "constant", shape.encoded, extra=encode_field(8, literal))
     parts = [
         _part(editor, index, made, part, of) for part, of in zip(parts_of_literal(literal), shape.parts, strict=True)
@@ -130,7 +132,8 @@ def _check_tiles(model: Model, index: int) -> None:
     (operand,) = model.operands[index]
     old, new = model.shapes[operand], model.shapes[index]
     same = old.tiles == new.tiles and old.dimensions == new.dimensions and old.minor_to_major == new.minor_to_major
-    require(same, f"it reads a buffer in tiles {old.tiles} as one in tiles {new.tiles}, which is not supported")
+    if not same:
+        raise Fault(f"it reads a buffer in tiles {old.tiles} as one in tiles {new.tiles}, which is not supported")
 
 
 def _program_shape(model: Model) -> bytes | None:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from unlower._jax_compat import HLO_HAS_FLOAT6
 from unlower.errors import FormatError
-from unlower.readers.hlo.faults import Fault, require
+from unlower.readers.hlo.faults import Fault
 from unlower.readers.hlo.wire import encode_number, encode_packed, integers, repeated_integers
 from unlower.readers.wire import BYTES, VARINT, encode_field, fields
 
@@ -164,7 +164,8 @@ class Shapes:
         shape = self._decoded.get(data)
         if shape is not None:
             return shape
-        require(depth <= self._nesting, f"its shape has more than {self._nesting} tuples inside each other")
+        if depth > self._nesting:
+            raise Fault(f"its shape has more than {self._nesting} tuples inside each other")
         element, sizes, dynamic, layout = 0, [], [], None
         parts: list[Shape] = []
         has_parts = False
@@ -177,12 +178,14 @@ class Shapes:
                 parts.append(self._decode(data[start:stop], depth + 1))
                 has_parts = True
             elif number == 5 and kind == BYTES:
-                require(layout is None, "its shape has two layouts")
+                if layout is not None:
+                    raise Fault("its shape has two layouts")
                 layout = data[start:stop]
             elif number == 6:
                 dynamic += integers(data[start:stop])
         if element == TUPLE:
-            require(not sizes, "its shape is a tuple with dimensions")
+            if sizes:
+                raise Fault("its shape is a tuple with dimensions")
             key = (TUPLE, tuple([part.key for part in parts]))
             is_plain = all(part.is_plain for part in parts)
             shape = Shape(
@@ -199,7 +202,8 @@ class Shapes:
                 leaves=sum(part.leaves for part in parts),
             )
         else:
-            require(not has_parts or element == 34, "its shape has parts, and is no tuple")
+            if has_parts and element != 34:
+                raise Fault("its shape has parts, and is no tuple")
             shape = self._array(data, element, tuple(sizes), tuple(dynamic), layout)
         self._decoded[data] = shape
         return shape
@@ -208,7 +212,8 @@ class Shapes:
         self, data: bytes, element: int, sizes: tuple[int, ...], dynamic: tuple[int, ...], layout: bytes | None
     ) -> Shape:
         if element == TOKEN:
-            require(not sizes, "its shape is a token with dimensions")
+            if sizes:
+                raise Fault("its shape is a token with dimensions")
             return Shape(
                 number=len(self._decoded),
                 key=self._keys.setdefault(TOKEN, len(self._keys)),
@@ -225,22 +230,24 @@ class Shapes:
         if element not in ELEMENTS:
             what = _NO_TENSOR.get(element, f"elements of the unknown type {element}")
             raise Fault(f"its shape has {what}, which StableHLO has no type for")
-        require(len(sizes) <= _MOST_DIMENSIONS, f"its shape has {len(sizes)} dimensions")
-        require(
-            len(dynamic) in (0, len(sizes)), "its shape says of too few or too many dimensions whether they are dynamic"
-        )
+        if len(sizes) > _MOST_DIMENSIONS:
+            raise Fault(f"its shape has {len(sizes)} dimensions")
+        if len(dynamic) not in (0, len(sizes)):
+            raise Fault("its shape says of too few or too many dimensions whether they are dynamic")
         for place, size in enumerate(sizes):
             unbounded = size == _UNBOUNDED and dynamic and dynamic[place]
-            require(size >= 0 or unbounded, f"its shape has a dimension of size {size}")
+            if size < 0 and not unbounded:
+                raise Fault(f"its shape has a dimension of size {size}")
         known = math.prod([size for size in sizes if size > 0])
-        require(known < _MOST_ELEMENTS, f"its shape has {known} elements")
+        if known >= _MOST_ELEMENTS:
+            raise Fault(f"its shape has {known} elements")
         minor_to_major, tiles, is_plain = None, (), True
         if layout is not None:
             minor_to_major = tuple(repeated_integers(layout, 1))
-            require(
-                sorted(minor_to_major) == list(range(len(sizes))),
-                f"the layout {{{','.join(map(str, minor_to_major))}}} is no permutation of its {len(sizes)} dimensions",
-            )
+            if sorted(minor_to_major) != list(range(len(sizes))):
+                raise Fault(
+                    f"the layout {{{','.join(map(str, minor_to_major))}}} is no permutation of its {len(sizes)} dimensions"
+                )
             tiles, is_plain = _read_layout(layout)
         dynamic = dynamic if any(dynamic) else ()
         key = (element, sizes, dynamic)

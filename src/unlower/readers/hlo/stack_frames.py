@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from unlower.readers.hlo.faults import Fault, require
+from unlower.readers.hlo.faults import Fault
 from unlower.readers.hlo.wire import decode_fields
 from unlower.readers.wire import BYTES, fields
 
@@ -30,10 +30,12 @@ def check_stack_frames(data: bytes) -> None:
     ):
         values = _column(data, spans[table], column)
         wrong = (values < 0) | (values > counts[of])
-        require(not wrong.any(), f"it has {what} number {values[wrong][:1]} of {counts[of]}")
+        if wrong.any():
+            raise Fault(f"it has {what} number {values[wrong][:1]} of {counts[of]}")
     parents = _column(data, spans[_FRAMES], 2)
     own = np.arange(1, len(parents) + 1)
-    require(((parents >= 0) & (parents <= len(parents))).all(), "it has a stack frame whose parent is not there")
+    if not ((parents >= 0) & (parents <= len(parents))).all():
+        raise Fault("it has a stack frame whose parent is not there")
     if (parents >= own).any():
         _refuse_circles(parents)
 

@@ -1,7 +1,7 @@
 """Checks and rewrites of HLO text that stand before XLA's own parser, which ends the process on some of it.
 
-A dump has an instruction on each line. Such a line is read by one regular expression, and most need no more; where text is
-laid out otherwise, strings and comments are taken away first. Time is linear in the text.
+A dump has an instruction on each line (`text_lines`), and most need no more; where text is laid out otherwise, strings and
+comments are taken away first. Time is linear in the text.
 
 - The parameters of a computation must be 0, 1, 2, ...
 - An instruction must be what the parser takes for granted (`text_instructions`), and say its shape.
@@ -10,13 +10,14 @@ laid out otherwise, strings and comments are taken away first. Time is linear in
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from unlower._jax_compat import HLO_HAS_EXP2, HLO_PARSER_CHECKS
 from unlower.errors import FormatError
 from unlower.readers.hlo.faults import Fault
 from unlower.readers.hlo.opcodes import ARITIES, words
-from unlower.readers.hlo.text_instructions import CHECKED, READS_ATTRIBUTES, TextInstruction, check_instruction
+from unlower.readers.hlo.text_instructions import CHECKED, TextInstruction, check_instruction
+from unlower.readers.hlo.text_lines import ARRAY, TUPLE, read_lines
 from unlower.readers.hlo.text_rewrite import carry_unknown, has_inline, move_out, without_strings
 from unlower.readers.limits import Limits
 from unlower.readers.text import check_nesting
@@ -25,25 +26,12 @@ __all__ = ["guard_hlo_text"]
 
 _MEND = "the file is damaged or was changed; write it again"
 
-_LINE = re.compile(r" *(?:ROOT )?%?([^ ]+) = ([a-z][^ (]*) ([a-z0-9\-]+)\(([^()\"/]*)\)")
-"""A line with one instruction, as XLA prints it, that gives an array."""
-
-_ARRAY = r"[a-z]\w*\[[^\[\]]*\](?:\{[^{}]*\})?"
-_TUPLE = r"\([^()]*(?:\([^()]*(?:\([^()]*(?:\([^()]*\)[^()]*)*\)[^()]*)*\)[^()]*)*\)"
-_LOOSE = re.compile(rf"%?([\w.\-]+)\s*=\s*({_ARRAY}|{_TUPLE})\s+([a-z][a-z0-9\-]*)\s*\(([^()]*(?:\([^()]*\)[^()]*)*)\)")
-_PLAIN = r'[^{}"/]*+(?:"(?:[^"\\\n]|\\.)*+"[^{}"/]*+)*+'
-_NESTED = rf"{_PLAIN}(?:\{{{_PLAIN}(?:\{{{_PLAIN}(?:\{{{_PLAIN}\}}{_PLAIN})*+\}}{_PLAIN})*+\}}{_PLAIN})*+"
-_BALANCED = re.compile(_NESTED)
-"""Text in which every brace that closes was opened before, and every one that opens is closed; strings hide braces."""
-
+_LOOSE = re.compile(rf"%?([\w.\-]+)\s*=\s*({ARRAY}|{TUPLE})\s+([a-z][a-z0-9\-]*)\s*\(([^()]*(?:\([^()]*\)[^()]*)*)\)")
 _UNTYPED = re.compile(r"=\s*(?:get-tuple-element|recv|scan)\s*\(")
 _BRACE_OR_PARAMETER = re.compile(r"[{}]|\bparameter\s*\(\s*(-?\d+)\s*\)")
 _MESH = re.compile(r"sharding=\{[^\n]*?mesh\[(?P<axes>[^\]]*)\](?P<rest>[^\n]*)")
 _AXIS = re.compile(r"""["']([^"'\n]*)["']""")
 _ORIGIN = re.compile(r", origin=\{[^{}\n]*(?:\{[^{}\n]*\}[^{}\n]*)*\}")
-
-_EQUALS = re.compile(r"[\w.\-]\s+=\s*[(a-z%]")
-_ODD_EQUALS = ("\t=", "\n=", "\v=", "\f=", "*/=")
 
 _KNOWN = frozenset(ARITIES) | words("mulhi scaled-dot") | (words("exp2 log2") if HLO_HAS_EXP2 else words(""))
 _SUGAR = re.compile(r"-(?:start|update|done)$")
@@ -55,142 +43,85 @@ def guard_hlo_text(text: str, limits: Limits) -> str:
     Raises:
       FormatError: what the parser would end the process on, with the line.
     """
-    check_nesting(text, limits, "([{", ")]}")
     if "\r" in text:
         text = text.replace("\r\n", "\n")
-    if has_inline(text):
-        text = move_out(text)
     if not HLO_PARSER_CHECKS:
         _check_meshes(text)
         if ", origin={" in text:
             # Of no bearing on values; the older parser does not survive every one that the newer writes.
             text = _ORIGIN.sub("", text)
-    unknown = _Scan(text).run()
-    return carry_unknown(text, unknown) if unknown else text
-
-
-def _instructions(blank: str) -> int:
-    """How many instructions a text without strings and comments seems to have: names, equals signs, shapes."""
-    return len(_EQUALS.findall(blank))
-
-
-def _is_balanced(text: str) -> bool:
-    """Whether braces close in `text` in the order in which they open, at any depth."""
-    depth = 0
-    for match in re.finditer(r"[{}]", without_strings(text)):
-        depth += 1 if match.group() == "{" else -1
-        if depth < 0:
-            return False
-    return depth == 0
-
-
-class _NotByLineError(Exception):
-    """The text is not laid out with whole instructions on each line."""
+    lines = read_lines(text)
+    scan = _Scan(limits)
+    if lines is not None:
+        scan.lines(text, lines)
+    else:
+        check_nesting(text, limits, "([{", ")]}")
+        if has_inline(text):
+            text = move_out(text)
+        scan.whole(without_strings(text))
+    return carry_unknown(text, scan.unknown) if scan.unknown else text
 
 
 class _Scan:
-    """One pass over the text: line by line where that is how it is laid out, else as a whole."""
+    """One pass over the instructions of a text.
 
-    def __init__(self, text: str):
-        self._text = text
-        self._start()
+    Attributes:
+      unknown: the opcodes that were met and that the parser does not know.
+    """
 
-    def _start(self) -> None:
+    def __init__(self, limits: Limits):
+        self.unknown: set[str] = set()
+        self._limits = limits
         self._known: dict[str, tuple[str, str]] = {}
         self._parameters: list[int] = []
-        self._depth = 0
-        self._unknown: set[str] = set()
 
-    def run(self) -> set[str]:
-        """Checks every instruction; returns the opcodes that the parser does not know."""
+    def lines(self, text: str, lines: Sequence[tuple[str, str, str, str, str, str]]) -> None:
+        """Checks the instructions of a text that is laid out as XLA does it."""
+        known, seen, looked_at = self._known, _KNOWN, CHECKED
+        deepest = self._limits.nesting
+        ends, name = 0, ""
         try:
-            self._lines(self._text.split("\n"))
-        except _NotByLineError:
-            self._start()
-            self._whole(without_strings(self._text))
-        return self._unknown
-
-    def _lines(self, lines: list[str]) -> None:
-        match_line, known, opcodes, checked = _LINE.match, self._known, _KNOWN, CHECKED
-        balanced = _BALANCED.fullmatch
-        number, equals = -1, 0
-        try:
-            for line in lines:
-                number += 1
-                match = match_line(line)
-                if match is None:
-                    equals += self._loose_line(line)
-                    continue
-                if balanced(line, match.end()) is None and not _is_balanced(line[match.end() :]):
-                    # The computation ends on this line, and what follows belongs to another.
-                    raise _NotByLineError
-                equals += 1
-                name, shape, opcode, operands = match.groups()
-                known[name] = (shape, opcode)
-                if opcode == "parameter":
-                    self._parameter(operands)
-                elif opcode in checked or opcode not in opcodes:
-                    self._look_at(TextInstruction(name, shape, opcode, operands, line[match.end() :]))
+            for name, shape, opcode, operands, attributes, other in lines:
+                if name:
+                    known[name] = (shape, opcode)
+                    if opcode == "parameter":
+                        self._parameter(operands)
+                    elif opcode in looked_at or opcode not in seen:
+                        if operands.count("{") > deepest:
+                            check_nesting(operands, self._limits, "{", "}")
+                        self._look_at(TextInstruction(name, shape, opcode, operands, attributes))
+                elif other[:1] == "}":
+                    ends += 1
+                    self._end_computation()
             self._end_computation()
         except Fault as fault:
-            raise self._error(fault, number) from None
-        # An instruction has a blank in front of its equals sign, an attribute has none: are there any not seen?
-        if any(odd[:-1] in self._text and odd in self._text for odd in _ODD_EQUALS):
-            raise _NotByLineError
-        if equals != self._text.count(" ="):
-            several = (line for line in lines if line.count(" =") > 1 and match_line(line))
-            if any(_instructions(without_strings(line)) > 1 for line in several):
-                raise _NotByLineError
+            pattern = rf"^ *(?:ROOT )?%?{re.escape(name)} = " if name else r"^\}"
+            places = [match.end() for match in re.finditer(pattern, text, re.MULTILINE)]
+            place = places[0] if name else [*places, len(text)][ends - 1]
+            raise _error(fault, text, place) from None
 
-    def _loose_line(self, line: str) -> int:
-        """Reads a line that is not one plain instruction; returns how many equals signs of instructions are on it."""
-        if line == "}":
-            self._end_computation()
-            self._depth = 0
-            return 0
-        equals = line.count(" =")
-        if not equals and "parameter" not in line and "/*" not in line:
-            # Tables of files and lines; the header of a computation.
-            opened = line.count("{") - line.count("}")
-            if opened == 0 or (opened == 1 and line[-1] == "{" and '"' not in line):
-                self._depth += opened
-                return 0
-        if '"' in line or "/" in line:
-            line = without_strings(line)
-            if '"' in line or "/*" in line or "*/" in line:
-                raise _NotByLineError
-        if self._read(line) != _instructions(line):
-            raise _NotByLineError
-        return equals
-
-    def _read(self, text: str) -> int:
-        """Reads any text without strings and comments; returns how many instructions are in it."""
-        count = 0
-        if _UNTYPED.search(text):
-            raise Fault("an instruction without its shape")
-        for match in _LOOSE.finditer(text):
-            count += 1
-            name, shape, opcode, operands = match.groups()
-            self._known[name] = (shape, opcode)
-            if opcode in CHECKED or opcode not in _KNOWN:
-                following = text.find(" =", match.end())
-                attributes = text[match.end() : following if following >= 0 else len(text)]
-                self._look_at(TextInstruction(name, shape, opcode, operands, attributes))
-        for match in _BRACE_OR_PARAMETER.finditer(text):
-            if match.group() == "{":
-                self._depth += 1
-            elif match.group() == "}":
-                self._depth -= 1
-                if self._depth <= 0:
-                    self._depth = 0
-                    self._end_computation()
-            else:
-                self._parameters.append(int(match.group(1)))
-        return count
-
-    def _whole(self, blank: str) -> None:
+    def whole(self, blank: str) -> None:
+        """Checks the instructions of any text without strings and comments."""
+        depth = 0
         try:
-            self._read(blank)
+            if _UNTYPED.search(blank):
+                raise Fault("an instruction without its shape")
+            for match in _LOOSE.finditer(blank):
+                name, shape, opcode, operands = match.groups()
+                self._known[name] = (shape, opcode)
+                if opcode in CHECKED or opcode not in _KNOWN:
+                    following = blank.find(" =", match.end())
+                    attributes = blank[match.end() : following if following >= 0 else len(blank)]
+                    self._look_at(TextInstruction(name, shape, opcode, operands, attributes))
+            for match in _BRACE_OR_PARAMETER.finditer(blank):
+                if match.group() == "{":
+                    depth += 1
+                elif match.group() == "}":
+                    depth = max(depth - 1, 0)
+                    if depth == 0:
+                        self._end_computation()
+                else:
+                    self._parameters.append(int(match.group(1)))
             self._end_computation()
         except Fault as fault:
             raise FormatError(f"ill-formed HLO: {fault}", where="the text of the module", mend=_MEND) from None
@@ -198,11 +129,8 @@ class _Scan:
     def _look_at(self, instruction: TextInstruction) -> None:
         opcode = instruction.opcode
         if opcode not in _KNOWN and _SUGAR.sub("", opcode) not in _KNOWN:
-            self._unknown.add(opcode)
+            self.unknown.add(opcode)
             return
-        if opcode in READS_ATTRIBUTES and instruction.attributes.rstrip().endswith(","):
-            # They go on on the next line.
-            raise _NotByLineError
         check_instruction(instruction, self._known)
 
     def _parameter(self, number: str) -> None:
@@ -214,9 +142,13 @@ class _Scan:
         if numbers != list(range(len(numbers))):
             raise Fault(f"the parameters of a computation have the numbers {', '.join(map(str, numbers))}")
 
-    def _error(self, fault: Fault, number: int) -> FormatError:
-        line = self._text.split("\n")[max(number, 0)].strip()[:120]
-        return FormatError(f"ill-formed HLO: {fault}", where=f"line {number + 1}: {line}", mend=_MEND)
+
+def _error(fault: Fault, text: str, place: int) -> FormatError:
+    start, stop = text.rfind("\n", 0, place) + 1, text.find("\n", place)
+    line = text[start : stop if stop >= 0 else len(text)].strip()[:120]
+    return FormatError(
+        f"ill-formed HLO: {fault}", where=f"line {text.count(chr(10), 0, start) + 1}: {line}", mend=_MEND
+    )
 
 
 def _check_meshes(text: str) -> None:

@@ -10,10 +10,10 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from unlower.readers.hlo.faults import require
+from unlower.readers.hlo.faults import Fault
 from unlower.readers.hlo.opcodes import ARITIES, VARIADIC, words
 
-__all__ = ["CHECKED", "READS_ATTRIBUTES", "TextInstruction", "check_instruction", "split_operands"]
+__all__ = ["CHECKED", "TextInstruction", "check_instruction", "split_operands"]
 
 _ARRAY = r"[a-z]\w*\[[^\[\]]*\](?:\{[^{}]*\})?"
 _SHAPE = re.compile(rf"{_ARRAY}|\((?=[^)]*[\[)])[^()]*(?:\([^()]*(?:\([^()]*\)[^()]*)*\)[^()]*)*\)")
@@ -67,13 +67,15 @@ def check_instruction(instruction: TextInstruction, known: Known) -> None:
     arity = 1 if base != opcode and not opcode.endswith("-start") else ARITIES.get(base, VARIADIC)
     if arity != VARIADIC and opcode not in _WITHOUT_OPERANDS and not opcode.endswith("-update"):
         found = len([operand for operand in operands if operand])
-        require(found == len(operands) == arity, f"it has {found} operands, and {opcode} takes {arity}")
+        if not found == len(operands) == arity:
+            raise Fault(f"it has {found} operands, and {opcode} takes {arity}")
     check = _CHECKS.get(opcode)
     if check is not None:
         check(instruction, operands, known)
     elif opcode.endswith(("-done", "-update")) and opcode not in _OWN_ENDS and operands and operands[0] in known:
         begins = known[operands[0]][1]
-        require(begins.endswith(("-start", "-update")), f"it ends {operands[0]}, which is a {begins}")
+        if not begins.endswith(("-start", "-update")):
+            raise Fault(f"it ends {operands[0]}, which is a {begins}")
 
 
 def _is_array(shape: str) -> bool:
@@ -81,61 +83,74 @@ def _is_array(shape: str) -> bool:
 
 
 def _tuple(instruction: TextInstruction, operands: Sequence[str], known: Known) -> None:
-    require(instruction.shape.startswith("("), f"it gives {instruction.shape}, no tuple")
+    if not instruction.shape.startswith("("):
+        raise Fault(f"it gives {instruction.shape}, no tuple")
 
 
 def _constant(instruction: TextInstruction, operands: Sequence[str], known: Known) -> None:
     shape = instruction.shape
-    require(not re.search(r"\b(?:token|opaque)\b", shape), f"it is a constant {shape}")
-    require(not re.search(r"\bf6e", shape), "constants of six-bit floats are not supported by XLA's own parser")
+    if re.search(r"\b(?:token|opaque)\b", shape):
+        raise Fault(f"it is a constant {shape}")
+    if re.search(r"\bf6e", shape):
+        raise Fault("constants of six-bit floats are not supported by XLA's own parser")
     for sizes, layout in _LAYOUT.findall(shape):
         order = layout.partition(":")[0]
         if order.strip() and _NUMBERS.fullmatch(order):
             rank = len([size for size in sizes.split(",") if size.strip()])
             places = [int(place) for place in order.split(",") if place.strip()]
-            require(sorted(places) == list(range(rank)), f"the layout of {shape} is no permutation of its dimensions")
+            if sorted(places) != list(range(rank)):
+                raise Fault(f"the layout of {shape} is no permutation of its dimensions")
 
 
 def _copy(instruction: TextInstruction, operands: Sequence[str], known: Known) -> None:
-    require("opaque" not in instruction.shape, f"it copies {instruction.shape}")
+    if "opaque" in instruction.shape:
+        raise Fault(f"it copies {instruction.shape}")
 
 
 def _map(instruction: TextInstruction, operands: Sequence[str], known: Known) -> None:
-    require(_is_array(instruction.shape), f"it gives {instruction.shape}, no array")
+    if not _is_array(instruction.shape):
+        raise Fault(f"it gives {instruction.shape}, no array")
 
 
 def _own_id(instruction: TextInstruction, operands: Sequence[str], known: Known) -> None:
-    require(re.sub(r"\{[^}]*\}", "", instruction.shape) == "u32[]", f"it gives {instruction.shape}, not u32[]")
+    if re.sub(r"\{[^}]*\}", "", instruction.shape) != "u32[]":
+        raise Fault(f"it gives {instruction.shape}, not u32[]")
 
 
 def _from_outside(instruction: TextInstruction, operands: Sequence[str], known: Known) -> None:
     shape = instruction.shape
-    require(shape.startswith("(") and shape[1:-1].strip(), f"it gives {shape}, not values and a token")
+    if not (shape.startswith("(") and shape[1:-1].strip()):
+        raise Fault(f"it gives {shape}, not values and a token")
 
 
 def _receive_done(instruction: TextInstruction, operands: Sequence[str], known: Known) -> None:
     shape, _ = known.get(operands[0], ("(token[])", ""))
-    require(shape.startswith("(") and shape[1:-1].strip(), f"it ends {shape}, which no transfer gives")
+    if not (shape.startswith("(") and shape[1:-1].strip()):
+        raise Fault(f"it ends {shape}, which no transfer gives")
 
 
 def _dynamic_slice(instruction: TextInstruction, operands: Sequence[str], known: Known) -> None:
     for operand in operands:
         shape, _ = known.get(operand, ("f32[]", ""))
-        require(_is_array(shape), f"it takes {shape}, no array")
+        if not _is_array(shape):
+            raise Fault(f"it takes {shape}, no array")
 
 
 def _triangular_solve(instruction: TextInstruction, operands: Sequence[str], known: Known) -> None:
     for value in _TRANSPOSE.findall(instruction.attributes):
         known_values = ("NO_TRANSPOSE", "TRANSPOSE", "ADJOINT")
-        require(value in known_values, f"it has the unknown kind of transposition {value}")
+        if value not in known_values:
+            raise Fault(f"it has the unknown kind of transposition {value}")
 
 
 def _dimension_size(instruction: TextInstruction, operands: Sequence[str], known: Known) -> None:
-    require(_DIMENSIONS.search(instruction.attributes), "it names no dimension")
+    if not _DIMENSIONS.search(instruction.attributes):
+        raise Fault("it names no dimension")
 
 
 def _conditional(instruction: TextInstruction, operands: Sequence[str], known: Known) -> None:
-    require(operands and all(operands), "it has nothing to choose by")
+    if not (operands and all(operands)):
+        raise Fault("it has nothing to choose by")
 
 
 def _counted(instruction: TextInstruction, operands: Sequence[str], known: Known) -> None:
@@ -144,17 +159,21 @@ def _counted(instruction: TextInstruction, operands: Sequence[str], known: Known
 
 def _reshape(instruction: TextInstruction, operands: Sequence[str], known: Known) -> None:
     shape, _ = known.get(operands[0], (instruction.shape, ""))
-    require(_is_array(shape) and _is_array(instruction.shape), f"it takes {shape} to {instruction.shape}")
+    if not (_is_array(shape) and _is_array(instruction.shape)):
+        raise Fault(f"it takes {shape} to {instruction.shape}")
     sizes = _size(shape), _size(instruction.shape)
-    require(None in sizes or sizes[0] == sizes[1], f"it takes {shape} to {instruction.shape}")
+    if None not in sizes and sizes[0] != sizes[1]:
+        raise Fault(f"it takes {shape} to {instruction.shape}")
 
 
 def _dynamic_reshape(instruction: TextInstruction, operands: Sequence[str], known: Known) -> None:
-    require(operands and all(operands), "it has no operands")
+    if not (operands and all(operands)):
+        raise Fault("it has no operands")
     _reshape(instruction, operands, known)
     sizes = _SIZES.search(instruction.shape)
     rank = len([size for size in sizes.group(1).split(",") if size.strip()]) if sizes else 0
-    require(len(operands) == rank + 1, f"it has {len(operands)} operands for {rank} dimensions")
+    if len(operands) != rank + 1:
+        raise Fault(f"it has {len(operands)} operands for {rank} dimensions")
 
 
 @functools.lru_cache(maxsize=4096)
@@ -191,6 +210,3 @@ _CHECKS: dict[str, Check] = {
 
 CHECKED = frozenset(_CHECKS)
 """Opcodes that need a look."""
-
-READS_ATTRIBUTES = words("get-dimension-size set-dimension-size triangular-solve")
-"""Opcodes whose check looks at the attributes."""
