@@ -59,6 +59,7 @@ def _varint(data: bytes, at: int, stop: int) -> tuple[int, int]:
 def fields(data: bytes, start: int = 0, stop: int | None = None) -> Iterator[Field]:
     """Yields the fields of the message `data[start:stop]`; raises FormatError at the offset where it is damaged."""
     at, stop = start, len(data) if stop is None else stop
+    make = tuple.__new__  # what `Field(...)` comes to, without its call
     while at < stop:
         key = data[at]
         if key < 0x80:
@@ -69,10 +70,17 @@ def fields(data: bytes, start: int = 0, stop: int | None = None) -> Iterator[Fie
         if number == 0:
             raise _damaged("a field with the number 0", at)
         if kind == BYTES:
-            length, value = _varint(data, value, stop)
-            end = value + length
+            if value < stop and data[value] < 0x80:
+                end = value + 1 + data[value]
+                value += 1
+            else:
+                length, value = _varint(data, value, stop)
+                end = value + length
         elif kind == VARINT:
-            _, end = _varint(data, value, stop)
+            if value < stop and data[value] < 0x80:
+                end = value + 1
+            else:
+                _, end = _varint(data, value, stop)
         elif kind == FIXED64:
             end = value + 8
         elif kind == FIXED32:
@@ -81,7 +89,7 @@ def fields(data: bytes, start: int = 0, stop: int | None = None) -> Iterator[Fie
             raise _damaged(f"a field of the unknown wire type {kind}", at)
         if end > stop:
             raise _damaged(f"field {number} runs past the end of its message", at)
-        yield Field(number, kind, value, end)
+        yield make(Field, (number, kind, value, end))
         at = end
 
 

@@ -20,8 +20,11 @@ _REPEATED = frozenset([14, 17, 20, 32, 34, 36, 37, 38, 49, 52, 57, 74, 86])
 _LAST_KNOWN = 103
 """The fields of an instruction that may occur more than once, and the last whose meaning is known here."""
 
-_IN_COLUMNS = frozenset([1, 2, 3, 7, 9, 13, 14, 35, 36, 38, 82])
+_IN_COLUMNS = [1, 2, 3, 7, 9, 13, 14, 35, 36, 38, 82]
 """Fields of an instruction that are read for all instructions at once, or (7, 82: metadata, statistics) not at all."""
+
+_IS_IN_COLUMNS = np.isin(np.arange(_LAST_KNOWN + 2), _IN_COLUMNS)
+_NONE: dict[int, "list[Value]"] = {}
 
 
 class Value(NamedTuple):
@@ -117,7 +120,7 @@ class Model:
         self.operands = Ragged(data, table.where(table.number == 36), count)
         self.called = Ragged(data, table.where(table.number == 38), count)
         self.dimensions = Ragged(data, table.where(table.number == 14), count)
-        self._extras: dict[int, dict[int, list[Value]]] | None = None
+        self._extras = self._read_extras()
         self.checked: set[bytes] = set()
         self._resolve_operands()
         self._resolve_calls()
@@ -137,18 +140,11 @@ class Model:
 
     def all_extras(self) -> dict[int, dict[int, list[Value]]]:
         """The fields that are in no column, by instruction and number; most instructions have none."""
-        if self._extras is None:
-            rows = self._table.where(~np.isin(self._table.number, list(_IN_COLUMNS)))
-            # XLA writes empty messages: hints (68) for every instruction, sparsity and scales (98, 101) for products.
-            rows = rows.where(~np.isin(rows.number, [68, 98, 101]) | (rows.stop > rows.start))
-            self._extras = {}
-            for owner, number, kind, start, stop in zip(*[column.tolist() for column in rows[:5]], strict=True):
-                self._extras.setdefault(owner, {}).setdefault(number, []).append(Value(kind, start, stop))
         return self._extras
 
     def extras(self, index: int) -> dict[int, list[Value]]:
         """The fields of an instruction that are in no column, by number."""
-        return self.all_extras().get(index, {})
+        return self._extras.get(index, _NONE)
 
     def extra_key(self, index: int) -> list[object]:
         """The values of these fields, the literal left out: equal where two instructions say the same."""
@@ -180,7 +176,7 @@ class Model:
 
     def with_field(self, number: int) -> Iterator[int]:
         """Yields the instructions that have the field `number`, which is in no column."""
-        for index, found in self.all_extras().items():
+        for index, found in self._extras.items():
             if number in found:
                 yield index
 
@@ -281,6 +277,19 @@ class Model:
             computation = self.computations[self.home[index]]
             raise self.computation_error(f"its instruction {index - computation.first} has no {what}", computation)
         return list(zip(starts.tolist(), stops.tolist(), strict=True))
+
+    def _read_extras(self) -> dict[int, dict[int, list[Value]]]:
+        rows = self._table.where(~_IS_IN_COLUMNS[np.minimum(self._table.number, len(_IS_IN_COLUMNS) - 1)])
+        # XLA writes empty messages: hints (68) for every instruction, sparsity and scales (98, 101) for products.
+        rows = rows.where((rows.stop > rows.start) | ((rows.number != 68) & (rows.number != 98) & (rows.number != 101)))
+        extras: dict[int, dict[int, list[Value]]] = {}
+        for owner, number, kind, start, stop in zip(*[column.tolist() for column in rows[:5]], strict=True):
+            found = extras.setdefault(owner, {})
+            if number in found:
+                found[number].append(Value(kind, start, stop))
+            else:
+                found[number] = [Value(kind, start, stop)]
+        return extras
 
     def _column(self, number: int) -> list[int]:
         rows = self._table.where((self._table.number == number) & (self._table.kind == 0))

@@ -92,8 +92,12 @@ def rewrite(model: Model) -> bytes:
     rules = _RULES.get
     shapes = model.shapes
     index = 0
+    # Most opcodes and most shapes may stay.
+    opcodes = {opcode for opcode in set(model.opcodes) if opcode in _RULES or not is_convertible(opcode)}
     try:
         for index, opcode in enumerate(model.opcodes):
+            if opcode not in opcodes and shapes[index].is_plain:
+                continue
             rule = rules(opcode)
             if rule is not None:
                 replaced = rule(editor, index)

@@ -169,9 +169,9 @@ def integers(data: bytes) -> list[int]:
 def repeated_integers(data: bytes, number: int) -> list[int]:
     """Returns every integer of the repeated field `number` of a message, packed or not, signed."""
     values: list[int] = []
-    for field in fields(data):
-        if field.number == number and field.kind in (VARINT, BYTES):
-            values += integers(data[field.start : field.stop])
+    for found, kind, start, stop in fields(data):
+        if found == number and kind in (VARINT, BYTES):
+            values += integers(data[start:stop])
     return values
 
 
