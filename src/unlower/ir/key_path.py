@@ -58,6 +58,9 @@ def format_key_path(path: KeyPath) -> str:
 
 _ATTRIBUTE = re.compile(r"\.([^\W\d]\w*)")
 _INDEX = re.compile(r"\[<flat index (\d+)>\]")
+_ITEM = re.compile(r"\[(?:'([ -&(-\[\]-~]*)'|(0|[1-9]\d{0,17}))\]")
+"""Nearly every key: printable ASCII, or a number, spelled as Python does."""
+
 _ROOT = re.compile(r"[^\W\d]\w*")
 _LONGEST = 64
 """Longer paths are none: no tree is nested so deep."""
@@ -82,7 +85,11 @@ def parse_key_path(text: str) -> tuple[str, KeyPath] | None:
     while at < len(text):
         if len(path) == _LONGEST:
             return None
-        if match := _ATTRIBUTE.match(text, at):
+        if match := _ITEM.match(text, at):
+            key, number = match.groups()
+            path.append(ItemKey(int(number) if key is None else key))
+            at = match.end()
+        elif match := _ATTRIBUTE.match(text, at):
             path.append(AttributeKey(match.group(1)))
             at = match.end()
         elif match := _INDEX.match(text, at):
