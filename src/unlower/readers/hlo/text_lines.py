@@ -29,7 +29,8 @@ _OTHER = rf"[\d, {{}}]*+(?:(?:{_STRING}|\w+-alias)[\d, {{}}]*+)*+"
 _GROUP = r"(?:(?<=[{,(:])|(?<=[,:}] ))" + _nested(r"\(", _OTHER, r"\)", 4)
 _BRACED = rf'[^{{}}"()\n]*+(?:(?:{_STRING}|{_TILE}|{_GROUP})[^{{}}"()\n]*+)*+'
 _BRACES = _nested(r"\{", _BRACED, r"\}", 4)
-_VALUE = rf'(?:[^\s="{{}},]++|,(?! )|<=|{_STRING}|{_BRACES})++'
+_GROUPS = r"mesh\[[\w'=,]*\] \{(?:[\w',]|:\(\d+\)\d*)*\}"
+_VALUE = rf'(?:{_GROUPS}|[^\s="{{}},<]++|,(?! )|<=?|{_STRING}|{_BRACES})++'
 
 _OPERAND = r'[^()"/]*+(?:/\*\w+=\d+\*/[^()"/]*+)*+'
 _OPERANDS = rf"{_OPERAND}(?:{_nested('[(]', _OPERAND, '[)]', 3)}{_OPERAND})*+"
