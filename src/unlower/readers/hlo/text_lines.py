@@ -24,7 +24,7 @@ _STRING = r'"(?:[^"\\\n]|\\.)*+"'
 
 # Parentheses in braces may be those of an instruction, whose opcode stands before them. What stands before these is none: a
 # tile, `T(8,128)`, or a memory space; an alias, `{0}: (1, {})`; an origin, `{("name" {0})}`.
-_TILE = r"(?<=[\d\]:)}])[A-Z#*]{0,3}\([\d,*]*\)"
+_TILE = r"(?:(?<=[\d\]:)}])|(?<=[\d\]:)}][A-Z]))\([\d,*]*\)"
 _OTHER = rf"[\d, {{}}]*+(?:(?:{_STRING}|\w+-alias)[\d, {{}}]*+)*+"
 _GROUP = r"(?:(?<=[{,(:])|(?<=[,:}] ))" + _nested(r"\(", _OTHER, r"\)", 4)
 _BRACED = rf'[^{{}}"()\n]*+(?:(?:{_STRING}|{_TILE}|{_GROUP})[^{{}}"()\n]*+)*+'
