@@ -2,6 +2,7 @@
 
 import pytest
 
+import unlower
 from unlower.errors import FormatError
 from unlower.readers.hlo.text_guard import guard_hlo_text
 from unlower.readers.hlo.text_lines import read_lines
@@ -103,3 +104,45 @@ def test_a_fault_is_told_by_its_line():
     with pytest.raises(FormatError, match=r"it gives f32\[\], no tuple") as caught:
         guard_hlo_text(text_with("  a = f32[] tuple(p)"), DEFAULT_LIMITS)
     assert caught.value.where == "line 5: a = f32[] tuple(p)"
+
+
+WRONG = [
+    ("  c = (f32[2]{0}, (s32[3]{0}, pred[])) constant(({1, 2}, ({3, 4, 5, true)))", "whose brackets do not match"),
+    ("  c = s32[3]{0} constant({3, 4, true})", "with the value true where it has s32"),
+    ("  c = (pred[], f32[]) constant((false, false))", "with the value false where it has f32"),
+    ("  c = (pred[], f32[]) constant((false))", r"a constant \(pred\[\], f32\[\]\) with 1 parts"),
+    (
+        "  c = f32[] dot(p, select), lhs_contracting_dims={0}, rhs_contracting_dims={0}",
+        "select is no instruction before it",
+    ),
+    ("  c = (u64[2], u32[3]) rng-bit-generator(select(p)), algorithm=rng_default", "is no instruction before it"),
+]
+
+
+@pytest.mark.parametrize(("line", "fault"), WRONG)
+@pytest.mark.parametrize("plain", [True, False])
+def test_what_ends_the_parser_is_refused(line, fault, plain):
+    text = text_with(line if plain else line + " // as somebody wrote it")
+    assert (read_lines(text) is not None) == plain
+    with pytest.raises(FormatError, match=fault):
+        guard_hlo_text(text, DEFAULT_LIMITS)
+
+
+@pytest.mark.parametrize(
+    "line", ["  c = pred[2] constant({true, 0})", "  c = (pred[], s32[2]) constant((true, {1, 2}))"]
+)
+def test_predicates_are_spelled_as_words(line):
+    assert guard_hlo_text(text_with(line), DEFAULT_LIMITS) == text_with(line)
+
+
+def test_an_instruction_of_another_computation_is_not_known():
+    other = "a {\n  ROOT select = f32[2]{0} parameter(0)\n}\n\n"
+    line = "  c = f32[] dot(p, select), lhs_contracting_dims={0}, rhs_contracting_dims={0}"
+    with pytest.raises(FormatError, match="select is no instruction before it"):
+        guard_hlo_text(text_with(line).replace("ENTRY", other + "ENTRY"), DEFAULT_LIMITS)
+
+
+def test_a_sharding_has_as_many_tiles_as_devices():
+    line = "  c = f32[2]{0} copy(p), sharding={devices=[2,1,3]<=[4] last_tile_dim_replicate}"
+    with pytest.raises(FormatError, match="6 tiles for 4 devices|does not match the tile assignment"):
+        unlower.load(text_with(line))

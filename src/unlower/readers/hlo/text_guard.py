@@ -9,6 +9,7 @@ comments are taken away first. Time is linear in the text.
 - An instruction with an opcode that the parser does not know becomes a custom call, as `carried` has it.
 """
 
+import math
 import re
 from collections.abc import Iterator, Sequence
 
@@ -27,9 +28,10 @@ __all__ = ["guard_hlo_text"]
 _MEND = "the file is damaged or was changed; write it again"
 
 _LOOSE = re.compile(rf"%?([\w.\-]+)\s*=\s*({ARRAY}|{TUPLE})\s+([a-z][a-z0-9\-]*)\s*\(([^()]*(?:\([^()]*\)[^()]*)*)\)")
+_MARK = re.compile(rf"{_LOOSE.pattern}|([{{}}])|\bparameter\s*\(\s*(-?\d+)\s*\)")
 _UNTYPED = re.compile(r"=\s*(?:get-tuple-element|recv|scan)\s*\(")
-_BRACE_OR_PARAMETER = re.compile(r"[{}]|\bparameter\s*\(\s*(-?\d+)\s*\)")
 _MESH = re.compile(r"sharding=\{[^\n]*?mesh\[(?P<axes>[^\]]*)\](?P<rest>[^\n]*)")
+_TILES = re.compile(r"\bdevices=\[([\d,]+)\]<=\[([\d,]+)\]")
 _AXIS = re.compile(r"""["']([^"'\n]*)["']""")
 _ORIGIN = re.compile(r", origin=\{[^{}\n]*(?:\{[^{}\n]*\}[^{}\n]*)*\}")
 
@@ -47,6 +49,7 @@ def guard_hlo_text(text: str, limits: Limits) -> str:
         text = text.replace("\r\n", "\n")
     if not HLO_PARSER_CHECKS:
         _check_meshes(text)
+        _check_tiles(text)
         if ", origin={" in text:
             # Of no bearing on values; the older parser does not survive every one that the newer writes.
             text = _ORIGIN.sub("", text)
@@ -106,22 +109,25 @@ class _Scan:
         try:
             if _UNTYPED.search(blank):
                 raise Fault("an instruction without its shape")
-            for match in _LOOSE.finditer(blank):
-                name, shape, opcode, operands = match.groups()
-                self._known[name] = (shape, opcode)
-                if opcode in CHECKED or opcode not in _KNOWN:
-                    following = blank.find(" =", match.end())
-                    attributes = blank[match.end() : following if following >= 0 else len(blank)]
-                    self._look_at(TextInstruction(name, shape, opcode, operands, attributes))
-            for match in _BRACE_OR_PARAMETER.finditer(blank):
-                if match.group() == "{":
+            for match in _MARK.finditer(blank):
+                name, shape, opcode, operands, brace, number = match.groups()
+                if brace == "{":
                     depth += 1
-                elif match.group() == "}":
+                elif brace == "}":
                     depth = max(depth - 1, 0)
                     if depth == 0:
                         self._end_computation()
+                elif number is not None:
+                    self._parameters.append(int(number))
+                elif opcode == "parameter":
+                    self._known[name] = (shape, opcode)
+                    self._parameter(operands)
                 else:
-                    self._parameters.append(int(match.group(1)))
+                    self._known[name] = (shape, opcode)
+                    if opcode in CHECKED or opcode not in _KNOWN:
+                        following = blank.find(" =", match.end())
+                        attributes = blank[match.end() : following if following >= 0 else len(blank)]
+                        self._look_at(TextInstruction(name, shape, opcode, operands, attributes))
             self._end_computation()
         except Fault as fault:
             raise FormatError(f"ill-formed HLO: {fault}", where="the text of the module", mend=_MEND) from None
@@ -139,6 +145,7 @@ class _Scan:
 
     def _end_computation(self) -> None:
         numbers, self._parameters = sorted(self._parameters), []
+        self._known.clear()
         if numbers != list(range(len(numbers))):
             raise Fault(f"the parameters of a computation have the numbers {', '.join(map(str, numbers))}")
 
@@ -149,6 +156,14 @@ def _error(fault: Fault, text: str, place: int) -> FormatError:
     return FormatError(
         f"ill-formed HLO: {fault}", where=f"line {text.count(chr(10), 0, start) + 1}: {line}", mend=_MEND
     )
+
+
+def _check_tiles(text: str) -> None:
+    """Refuses a sharding in tiles whose number is not that of its devices."""
+    for match in _TILES.finditer(text):
+        tiles, devices = (math.prod(map(int, filter(None, numbers.split(",")))) for numbers in match.groups())
+        if tiles != devices:
+            raise _error(Fault(f"its sharding has {tiles} tiles for {devices} devices"), text, match.start())
 
 
 def _check_meshes(text: str) -> None:

@@ -18,6 +18,9 @@ __all__ = ["CHECKED", "TextInstruction", "check_instruction", "split_operands"]
 _ARRAY = r"[a-z]\w*\[[^\[\]]*\](?:\{[^{}]*\})?"
 _SHAPE = re.compile(rf"{_ARRAY}|\((?=[^)]*[\[)])[^()]*(?:\([^()]*(?:\([^()]*\)[^()]*)*\)[^()]*)*\)")
 _LAYOUT = re.compile(r"\[([^\[\]]*)\]\{([^{}]*)\}")
+_ELEMENT = re.compile(r"([a-z]\w*)\[")
+_WORD = re.compile(r"\b(?:true|false)\b")
+_PUNCTUATION = re.compile(r"[{}(),]")
 _SIZES = re.compile(r"\[([^\[\]]*)\]")
 _TRANSPOSE = re.compile(r"\btranspose_a\s*=\s*(\w*)")
 _DIMENSIONS = re.compile(r"\bdimensions\s*=\s*\{\s*\d+\s*\}")
@@ -26,6 +29,9 @@ _NUMBERS = re.compile(r"(?:\s*\d+\s*(?:,|$))*")
 
 _WITHOUT_OPERANDS = words("constant parameter")
 """Opcodes with something else between their parentheses."""
+
+_LOOKS_UP_OPERANDS = words("conditional dot dynamic-reshape rng-bit-generator")
+"""Opcodes for which the older parser follows operands that it did not find."""
 
 _OWN_ENDS = words("""all-gather-done all-reduce-done collective-permute-done copy-done recv-done send-done""")
 """Ends that are no sugar for an `async-done`."""
@@ -42,7 +48,7 @@ class TextInstruction(NamedTuple):
 
 
 Known = Mapping[str, tuple[str, str]]
-"""Name -> shape and opcode, for the instructions before."""
+"""Name -> shape and opcode, for the instructions before it in its computation."""
 
 Check = Callable[[TextInstruction, Sequence[str], Known], None]
 
@@ -69,6 +75,11 @@ def check_instruction(instruction: TextInstruction, known: Known) -> None:
         found = len([operand for operand in operands if operand])
         if not found == len(operands) == arity:
             raise Fault(f"it has {found} operands, and {opcode} takes {arity}")
+    if opcode in _LOOKS_UP_OPERANDS:
+        for operand in operands:
+            # A word that is an opcode is taken for the beginning of an instruction inside this one.
+            if operand not in known and operand.partition("(")[0].strip() in ARITIES:
+                raise Fault(f"its operand {operand} is no instruction before it")
     check = _CHECKS.get(opcode)
     if check is not None:
         check(instruction, operands, known)
@@ -88,7 +99,9 @@ def _tuple(instruction: TextInstruction, operands: Sequence[str], known: Known) 
 
 
 def _constant(instruction: TextInstruction, operands: Sequence[str], known: Known) -> None:
-    shape = instruction.shape
+    shape, literal = instruction.shape, instruction.operands
+    if "true" in literal or "false" in literal:
+        _check_words(shape, literal)
     if re.search(r"\b(?:token|opaque)\b", shape):
         raise Fault(f"it is a constant {shape}")
     if re.search(r"\bf6e", shape):
@@ -100,6 +113,31 @@ def _constant(instruction: TextInstruction, operands: Sequence[str], known: Know
             places = [int(place) for place in order.split(",") if place.strip()]
             if sorted(places) != list(range(rank)):
                 raise Fault(f"the layout of {shape} is no permutation of its dimensions")
+
+
+def _check_words(shape: str, literal: str) -> None:
+    """Checks that `true` and `false` stand for predicates only."""
+    elements = _ELEMENT.findall(shape)
+    if all(element == "pred" for element in elements):
+        return
+    if len(elements) > 1:
+        leaves, depth, start = [], 0, 0
+        for match in _PUNCTUATION.finditer(literal):
+            mark = match.group()
+            depth += (mark == "{") - (mark == "}")
+            if depth < 0 or (depth > 0 and mark in "()"):
+                raise Fault("it is a constant whose brackets do not match")
+            if mark == "," and depth == 0:
+                leaves.append(literal[start : match.start()])
+                start = match.end()
+        leaves.append(literal[start:])
+        if len(leaves) != len(elements):
+            raise Fault(f"it is a constant {shape} with {len(leaves)} parts")
+    else:
+        leaves = [literal]
+    for element, leaf in zip(elements, leaves, strict=True):
+        if element != "pred" and (match := _WORD.search(leaf)):
+            raise Fault(f"it is a constant {shape} with the value {match.group()} where it has {element}")
 
 
 def _copy(instruction: TextInstruction, operands: Sequence[str], known: Known) -> None:
