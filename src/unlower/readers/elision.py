@@ -5,8 +5,10 @@ prints `dense_resource<__elided__>`, which parses too. Protos can hold literals 
 before the file is parsed; what becomes of the marks is decided here.
 """
 
+import functools
 import re
-from collections.abc import Mapping
+import secrets
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -36,6 +38,9 @@ class Elision:
       limits: how much the program may ask for.
       isolation: the limits of the process of its own that reads it; None to read in this one.
 
+    Attributes:
+      marks: from bytes of a single element to the name of the literal for which it stands; see `mark`.
+
     Raises:
       ValueError: another wish.
     """
@@ -54,9 +59,37 @@ class Elision:
         self._wish = wish
         self._met: dict[tuple[str, TensorType], DenseElements] = {}
         self._wrong: list[str] = []
+        self.marks: dict[bytes, str] = {}
+        self._token = ""
+        self._cut: dict[str, Callable[[TensorType], DenseElements]] = {}
+        self._cut_bytes = 0
+
+    def cut(self, size: int, read: Callable[[TensorType], DenseElements]) -> str:
+        """Gives a literal of `size` bytes that was cut out of the file the name by which `fill` finds it again.
+
+        Args:
+          size: bytes of the elements.
+          read: called with the type when the constant is met.
+
+        Raises:
+          FormatError: more bytes of constants than the limits allow.
+        """
+        self._cut_bytes += size
+        self.limits.check("constant_bytes", self._cut_bytes, f"the module has {self._cut_bytes:,} bytes of constants")
+        # Nobody who writes a file can know it.
+        self._token = self._token or f"unlower.{secrets.token_hex(16)}"
+        name = f"{self._token}.{len(self._cut)}"
+        self._cut[name] = functools.cache(read)
+        return name
+
+    def mark(self, value: bytes, name: str) -> None:
+        """Has the constant with a single element of these bytes, which no other has, stand for a literal that was cut."""
+        self.marks[value] = name
 
     def fill(self, name: str, type_: TensorType) -> DenseElements:
         """Returns what stands for the constant `name`; `finish` raises later if nothing can."""
+        if name in self._cut:
+            return self._cut[name](type_)
         found = self._met.get((name, type_))
         if found is None:
             array = np.zeros((), type_.dtype)
