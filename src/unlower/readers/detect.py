@@ -289,14 +289,14 @@ def _unzipped(data: bytes, limits: Limits) -> bytes:
     try:
         with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
             # A few kilobytes can hold gigabytes of zeros, so piece by piece.
-            pieces, size = [], 0
+            unzipped, size = io.BytesIO(), 0
             while size <= limits.input_bytes and (piece := file.read(_PIECE)):
-                pieces.append(piece)
-                size += len(piece)
+                size += unzipped.write(piece)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise FormatError(f"damaged gzip data: {error}", mend="copy the file again; it is cut off or changed") from None
     _check_size(size, limits)
-    return b"".join(pieces)
+    # Of a buffer that nobody else holds, this is no copy.
+    return unzipped.getvalue()
 
 
 def _check_size(size: int, limits: Limits) -> None:

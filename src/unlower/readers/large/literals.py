@@ -87,7 +87,7 @@ class Integers(NamedTuple):
         array = aligned((type_.size,), type_.dtype)
         done, at = 0, self.start
         while at < self.stop:
-            piece = np.frombuffer(self.source.view[at : min(at + PIECE // 8, self.stop)], np.uint8)
+            piece = np.frombuffer(self.source.view[at : min(at + PIECE, self.stop)], np.uint8)
             ends = np.flatnonzero(piece < 0x80)
             if not ends.size:
                 raise ValueError("it ends inside a number")
@@ -123,7 +123,7 @@ class Decimals(NamedTuple):
         )
         done, at = 0, self.start
         while at < self.stop:
-            end = min(at + PIECE // 4, self.stop)
+            end = min(at + PIECE, self.stop)
             piece = bytes(self.source.view[at:end])
             if end < self.stop:
                 piece = _whole(piece)

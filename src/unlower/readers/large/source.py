@@ -5,7 +5,7 @@ import pathlib
 
 __all__ = ["PIECE", "Large"]
 
-PIECE = 4 << 20
+PIECE = 1 << 20
 """Bytes that are looked at in one step."""
 
 
