@@ -1,6 +1,7 @@
 """Cuts large literals out of text: HLO's `constant({1, 2, ...})`, and MLIR's `dense<"0x...">`."""
 
 import functools
+import math
 import re
 from collections.abc import Iterator
 
@@ -40,9 +41,10 @@ def cut_hlo_text(source: Large, elision: Elision, threshold: int) -> bytes:
         if found < 0 or found - start < threshold or not _is_literal(source, start, found):
             continue
         bits = _BITS.fullmatch(before.group(1))
-        size = int(bits.group(1)) // 8 if bits else 1
-        for each in before.group(2).split(b","):
-            size *= int(each)
+        elements = math.prod(map(int, filter(None, before.group(2).split(b","))))
+        if 2 * elements > found - start:
+            continue  # too few digits
+        size = elements * (int(bits.group(1)) // 8 if bits else 1)
         literal = Decimals(source, start, found + 1)
         name = elision.cut(size, functools.partial(dense_from_literal, literal))
         call = f' custom-call(), custom_call_target="{ELIDED_TARGET}", backend_config="{name}"'
