@@ -24,6 +24,9 @@ __all__ = ["ELIDED_TARGET", "Elision", "mark_hlo_text", "mark_mlir_text"]
 ELIDED_TARGET = "unlower.elided"
 """The custom call that stands for an elided constant on its way through XLA's parser and converter."""
 
+_HEAD = 256
+"""Bytes at the start of a constant by which others like it are looked up."""
+
 _HLO_ELIDED = re.compile(r"""constant\(\{\.\.\.\}\)|"(?:[^"\\]|\\.)*"|/\*.*?\*/|//[^\n]*|\{\.\.\.\}""")
 _HLO_NAME = re.compile(r"(?:ROOT\s+)?%?([\w.\-]+)\s*=[^=]*$")
 _MLIR_ELIDED = re.compile(r"""dense_resource<__elided__>|"(?:[^"\\]|\\.)*"|//[^\n]*""")
@@ -63,6 +66,7 @@ class Elision:
         self._token = ""
         self._cut: dict[str, Callable[[TensorType], DenseElements]] = {}
         self._cut_bytes = 0
+        self._distinct: dict[Any, list[DenseElements]] = {}
 
     def cut(self, size: int, read: Callable[[TensorType], DenseElements]) -> str:
         """Gives a literal of `size` bytes that was cut out of the file the name by which `fill` finds it again.
@@ -79,8 +83,18 @@ class Elision:
         # Nobody who writes a file can know it.
         self._token = self._token or f"unlower.{secrets.token_hex(16)}"
         name = f"{self._token}.{len(self._cut)}"
-        self._cut[name] = functools.cache(read)
+        self._cut[name] = functools.cache(lambda type_: self._shared(read(type_)))
         return name
+
+    def _shared(self, found: DenseElements) -> DenseElements:
+        """Returns the constant met before with the same type and bytes, if any: MLIR keeps one of those that are equal."""
+        bits = found.array.reshape(-1).view(np.uint8)
+        like = self._distinct.setdefault((found.type, bits[:_HEAD].tobytes()), [])
+        for each in like:
+            if np.array_equal(each.array.reshape(-1).view(np.uint8), bits):
+                return each
+        like.append(found)
+        return found
 
     def mark(self, value: bytes, name: str) -> None:
         """Has the constant with a single element of these bytes, which no other has, stand for a literal that was cut."""

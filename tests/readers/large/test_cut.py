@@ -226,6 +226,16 @@ def test_wrong_literals_of_text_are_refused(literal, shape, monkeypatch):
         read_source(data)
 
 
+def test_equal_literals_are_one(monkeypatch):
+    data, other = storage("f32"), storage("f32")[:-1] + b"\0"
+    text = mlir_text(("f32", data), ("f32", data), ("f32", other)).encode()
+    whole, found = whole_and_cut(text, monkeypatch, 256)
+    assert_same(found, whole)
+    first, second, third = found[::2]
+    assert first is second
+    assert first is not third
+
+
 def test_wrong_digits_are_refused():
     text = mlir_text(("f32", storage("f32")))
     wrong = text.replace('dense<"0x', 'dense<"0xGG')
