@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from unlower.errors import FormatError
-from unlower.ir.attributes import DenseElements
+from unlower.ir.attributes import DenseElements, repeats_one_element
 from unlower.ir.types import TensorType
 from unlower.readers.constants import aligned, dense_from_storage, own
 from unlower.readers.hlo.wire import packed_integers
@@ -138,7 +138,10 @@ class Decimals(NamedTuple):
             values = _numbers(numbers, wide)
             if len(values) != numbers.count(",") + 1 or done + len(values) > type_.size:
                 raise ValueError(f"numbers that do not fit {type_}")
-            kept = values.astype(type_.dtype)
+            with np.errstate(over="ignore"):
+                kept = values.astype(type_.dtype)
+            if wide.kind == "f" and not np.array_equal(np.isinf(kept), np.isinf(values)):
+                raise ValueError(f"numbers beyond {type_.element}")
             if type_.dtype.kind in "iu" and not np.array_equal(kept.astype(wide), values):
                 raise ValueError(f"numbers that are no {type_.element}")
             array[done : done + len(values)] = kept
@@ -229,7 +232,7 @@ def _dense(storage: np.ndarray, type_: TensorType, minor_to_major: tuple[int, ..
     if str(type_.element) in _NARROW:
         return dense_from_storage(storage.data, type_)
     array = storage.view(type_.dtype)
-    if _repeats(storage, type_.dtype.itemsize):
+    if repeats_one_element(array):
         # As MLIR has it: one element where all are equal.
         return DenseElements(type_, own(array[:1].reshape(())))
     if minor_to_major is None:
@@ -239,13 +242,3 @@ def _dense(storage: np.ndarray, type_: TensorType, minor_to_major: tuple[int, ..
         array = np.ascontiguousarray(array.reshape([type_.shape[d] for d in order]).transpose(np.argsort(order)))
     array.flags.writeable = False
     return DenseElements(type_, array)
-
-
-def _repeats(storage: np.ndarray, width: int) -> bool:
-    """Whether all elements have the same bytes."""
-    step = max(PIECE // width, 1) * width
-    for at in range(0, len(storage), step):
-        piece = storage[max(at - width, 0) : at + step]
-        if not np.array_equal(piece[:-width], piece[width:]):
-            return False
-    return True

@@ -42,8 +42,8 @@ def cut_hlo_text(source: Large, elision: Elision, threshold: int) -> bytes:
             continue
         bits = _BITS.fullmatch(before.group(1))
         elements = math.prod(map(int, filter(None, before.group(2).split(b","))))
-        if 2 * elements > found - start:
-            continue  # too few digits
+        if not 0 < 2 * elements <= found - start:
+            continue  # too few digits, or too many: XLA says so
         size = elements * (int(bits.group(1)) // 8 if bits else 1)
         literal = Decimals(source, start, found + 1)
         name = elision.cut(size, functools.partial(dense_from_literal, literal))
