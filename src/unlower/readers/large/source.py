@@ -2,6 +2,7 @@
 
 import mmap
 import pathlib
+from typing import Any
 
 __all__ = ["PIECE", "Large"]
 
@@ -19,13 +20,13 @@ class Large:
       OSError: the file cannot be read.
     """
 
-    def __init__(self, data: bytes | memoryview | pathlib.Path):
+    def __init__(self, data: bytes | pathlib.Path):
         self._map: mmap.mmap | None = None
         if isinstance(data, pathlib.Path):
             with data.open("rb") as file:
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            data = memoryview(self._map)
-        self.view = memoryview(data)
+        self._data: Any = data if isinstance(data, bytes) else self._map
+        self.view = memoryview(self._data)
 
     def __len__(self) -> int:
         return len(self.view)
@@ -42,10 +43,10 @@ class Large:
         stop = len(self.view) if stop is None else stop
         while start < stop:
             end = min(start + PIECE, stop)
-            found = bytes(self.view[start : min(end + len(wanted) - 1, stop)]).find(wanted)
-            self.release(start, end)
+            found = self._data.find(wanted, start, min(end + len(wanted) - 1, stop))
             if found >= 0:
-                return start + found
+                return found
+            self.release(start, end)
             start = end
         return -1
 

@@ -78,7 +78,7 @@ def _occurrences(source: Large, wanted: bytes) -> Iterator[tuple[int, bytes]]:
     """Yields where `wanted` begins, and what stands before it on its line."""
     at = source.find(wanted, 0)
     while at >= 0:
-        before = source.copy(max(at - _MOST_BEFORE, 0), at)
+        before = bytes(source.view[max(at - _MOST_BEFORE, 0) : at])
         yield at, before[before.rfind(b"\n") + 1 :]
         at = source.find(wanted, at + len(wanted))
 
