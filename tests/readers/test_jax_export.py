@@ -351,3 +351,11 @@ def test_tokens_of_ordered_effects_are_neither_given_nor_returned():
     assert [x.role for x in program.interface.inputs] == ["token", "argument"]
     assert program.interface.export.ordered_effects == ("acme.Ordered",)
     assert len(program.original_inputs([np.ones(3, F32)])) == 3
+
+
+def test_large_constants_stay_in_the_file():
+    table = np.random.default_rng(0).standard_normal((300, 400), np.float32)
+    exported = jax.export.export(jax.jit(lambda x: (x @ table, table)))(np.ones((2, 300), np.float32))
+    x = np.ones((2, 300), np.float32)
+    for found, wanted in zip(unlower.load(files.file(exported))(x), exported.call(x), strict=True):
+        assert np.asarray(found).tobytes() == np.asarray(wanted).tobytes()

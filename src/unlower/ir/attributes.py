@@ -49,7 +49,10 @@ __all__ = [
     "Unit",
     "UnitType",
     "Unparsed",
+    "repeats_one_element",
 ]
+
+_PIECE = 1 << 16
 
 
 class Int(int):
@@ -147,6 +150,25 @@ class DenseElements:
     def expanded(self) -> np.ndarray:
         """The elements in the tensor's full shape (a view for splats)."""
         return np.broadcast_to(self.array, self.type.shape)  # pyright: ignore[reportArgumentType]
+
+
+def repeats_one_element(array: np.ndarray) -> bool:
+    """Whether every element of a contiguous array, of one element or more, has the bytes of the first.
+
+    Looks at a piece at a time: for a gigabyte of weights, neither a second gigabyte nor more than the first piece.
+
+    Example:
+      >>> repeats_one_element(np.zeros(3)), repeats_one_element(np.array([0.0, -0.0]))
+      (True, False)
+    """
+    width = array.dtype.itemsize
+    data = array.reshape(-1).view(np.uint8)
+    step = max(_PIECE // width, 1) * width
+    for at in range(0, len(data), step):
+        piece = data[max(at - width, 0) : at + step]
+        if not np.array_equal(piece[:-width], piece[width:]):
+            return False
+    return True
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

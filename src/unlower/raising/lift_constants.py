@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from unlower.ir.attributes import DenseElements, Symbol
+from unlower.ir.attributes import DenseElements, Symbol, repeats_one_element
 from unlower.ir.module import CALLS, CONSTANTS, Function, Location, Module, Op, Region, Value, next_number, walk
 from unlower.ir.types import TensorType
 from unlower.raising.constant_names import Uses, name_constant
@@ -119,7 +119,12 @@ class _Lifter:
             return None
         if id(value) not in self._seen:
             key = None
-            if not value.is_splat and value.array.size > 1 and self._chosen(value.array) and not _is_splat(value.array):
+            if (
+                not value.is_splat
+                and value.array.size > 1
+                and self._chosen(value.array)
+                and not repeats_one_element(np.ascontiguousarray(value.array))
+            ):
                 key = content_key(value.array)
                 self.arrays.setdefault(key, value.array)
             self._seen[id(value)] = value, key
@@ -206,9 +211,3 @@ def _visible(region: Region) -> Iterator[Op]:
         if op.name in _OPEN:
             for inner in op.regions:
                 yield from _visible(inner)
-
-
-def _is_splat(array: np.ndarray) -> bool:
-    flat = array.reshape(-1)
-    rows = np.frombuffer(np.ascontiguousarray(flat[:1]).tobytes(), np.uint8)
-    return bool((np.ascontiguousarray(flat).view(np.uint8).reshape(flat.size, -1) == rows).all())

@@ -4,13 +4,18 @@ MLIR stores elements little-endian, a whole byte for each one narrower than that
 element where all are equal.
 """
 
+import math
+
 import numpy as np
 
 from unlower.errors import FormatError
 from unlower.ir.attributes import DenseElements
 from unlower.ir.types import TensorType
 
-__all__ = ["dense_from_blob", "dense_from_storage", "own"]
+__all__ = ["LONGEST_ELEMENT", "aligned", "dense_from_blob", "dense_from_storage", "own"]
+
+LONGEST_ELEMENT = 16
+"""Bytes of the widest element, a complex number."""
 
 _ALIGNMENT = 64
 _NARROW = frozenset(["i2", "i4", "ui2", "ui4"])
@@ -21,12 +26,18 @@ def own(view: np.ndarray) -> np.ndarray:
     if view.nbytes < 4096:
         array = np.array(view)
     else:
-        buffer = np.empty(view.nbytes + _ALIGNMENT, np.uint8)
-        start = -buffer.ctypes.data % _ALIGNMENT
-        array = buffer[start : start + view.nbytes].view(view.dtype).reshape(view.shape)
+        array = aligned(view.shape, view.dtype)
         array[...] = view
     array.flags.writeable = False
     return array
+
+
+def aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Makes an array without values, aligned so that a CPU device takes it as it is."""
+    size = math.prod(shape) * dtype.itemsize
+    buffer = np.empty(size + _ALIGNMENT, np.uint8)
+    start = -buffer.ctypes.data % _ALIGNMENT
+    return buffer[start : start + size].view(dtype).reshape(shape)
 
 
 def dense_from_storage(blob: memoryview, type_: TensorType) -> DenseElements:

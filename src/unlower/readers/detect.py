@@ -27,6 +27,8 @@ from unlower.readers.hlo_proto import is_hlo_proto, read_hlo_proto
 from unlower.readers.hlo_text import is_hlo_text, read_hlo_text
 from unlower.readers.isolation import Isolation
 from unlower.readers.jax_export import is_jax_export, read_jax_export, read_record
+from unlower.readers.large.cut import cut_literals
+from unlower.readers.large.source import Large
 from unlower.readers.limits import DEFAULT_LIMITS, Limits
 from unlower.readers.live import read_exported, read_lowered
 from unlower.readers.mlir_module import module_from_mlir
@@ -82,6 +84,8 @@ LIVE: list[tuple[type, Callable[[Any, Elision], Module | Source]]] = [
 
 _DAMAGED = "the file is damaged or was made to do this; write it again"
 _PIECE = 1 << 20
+_MAPPED = 1 << 20
+_GZIP = b"\x1f\x8b"
 _EXPORT_HINT = "pass an HLO or StableHLO module, as text, proto or bytecode"
 _TEXT_START = re.compile(rb"HloModule\b|module\b|\"?builtin\.module\b|\"?func\.func\b|//|/\*")
 
@@ -162,7 +166,7 @@ def _read(source: Any, elision: Elision, signature: str | None, module: str | No
             _refuse_choice("a folder of modules", signature, None)
             return _read(pick_from_dump(path, sniff, module), elision, None, None)
     _refuse_choice("a file with one program", signature, module)
-    return _read_bytes(source_bytes(source, elision.limits), elision)
+    return _read_bytes(cut_literals(_opened(source, path, elision.limits), elision), elision)
 
 
 def _refuse_choice(what: str, signature: str | None, module: str | None) -> None:
@@ -235,6 +239,16 @@ def source_bytes(source: Any, limits: Limits = DEFAULT_LIMITS) -> bytes:
     )
 
 
+def _opened(source: Any, path: pathlib.Path | None, limits: Limits) -> Large:
+    """Maps a file that is not small nor zipped; anything else is taken into memory."""
+    if path is not None and path.is_file() and path.stat().st_size >= _MAPPED:
+        _check_size(path.stat().st_size, limits)
+        mapped = Large(path)
+        if mapped.copy(0, len(_GZIP)) != _GZIP:
+            return mapped
+    return Large(source_bytes(source, limits))
+
+
 def source_path(source: Any) -> pathlib.Path | None:
     """Returns the path that a source is, or None where it is text, bytes or an object.
 
@@ -270,19 +284,19 @@ def _read_bytes(data: bytes, elision: Elision) -> Module | Source:
 
 def _unzipped(data: bytes, limits: Limits) -> bytes:
     _check_size(len(data), limits)
-    if not data.startswith(b"\x1f\x8b"):
+    if not data.startswith(_GZIP):
         return data
     try:
         with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
             # A few kilobytes can hold gigabytes of zeros, so piece by piece.
-            pieces, size = [], 0
+            unzipped, size = io.BytesIO(), 0
             while size <= limits.input_bytes and (piece := file.read(_PIECE)):
-                pieces.append(piece)
-                size += len(piece)
+                size += unzipped.write(piece)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise FormatError(f"damaged gzip data: {error}", mend="copy the file again; it is cut off or changed") from None
     _check_size(size, limits)
-    return b"".join(pieces)
+    # Of a buffer that nobody else holds, this is no copy.
+    return unzipped.getvalue()
 
 
 def _check_size(size: int, limits: Limits) -> None:

@@ -5,8 +5,10 @@ prints `dense_resource<__elided__>`, which parses too. Protos can hold literals 
 before the file is parsed; what becomes of the marks is decided here.
 """
 
+import functools
 import re
-from collections.abc import Mapping
+import secrets
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,9 @@ __all__ = ["ELIDED_TARGET", "Elision", "mark_hlo_text", "mark_mlir_text"]
 ELIDED_TARGET = "unlower.elided"
 """The custom call that stands for an elided constant on its way through XLA's parser and converter."""
 
+_HEAD = 256
+"""Bytes at the start of a constant by which others like it are looked up."""
+
 _HLO_ELIDED = re.compile(r"""constant\(\{\.\.\.\}\)|"(?:[^"\\]|\\.)*"|/\*.*?\*/|//[^\n]*|\{\.\.\.\}""")
 _HLO_NAME = re.compile(r"(?:ROOT\s+)?%?([\w.\-]+)\s*=[^=]*$")
 _MLIR_ELIDED = re.compile(r"""dense_resource<__elided__>|"(?:[^"\\]|\\.)*"|//[^\n]*""")
@@ -35,6 +40,9 @@ class Elision:
       wish: for elided constants, None to refuse, `"zeros"`, or a mapping from name to array.
       limits: how much the program may ask for.
       isolation: the limits of the process of its own that reads it; None to read in this one.
+
+    Attributes:
+      marks: from bytes of a single element to the name of the literal for which it stands; see `mark`.
 
     Raises:
       ValueError: another wish.
@@ -54,9 +62,48 @@ class Elision:
         self._wish = wish
         self._met: dict[tuple[str, TensorType], DenseElements] = {}
         self._wrong: list[str] = []
+        self.marks: dict[bytes, str] = {}
+        self._token = ""
+        self._cut: dict[str, Callable[[TensorType], DenseElements]] = {}
+        self._cut_bytes = 0
+        self._distinct: dict[Any, list[DenseElements]] = {}
+
+    def cut(self, size: int, read: Callable[[TensorType], DenseElements]) -> str:
+        """Gives a literal of `size` bytes that was cut out of the file the name by which `fill` finds it again.
+
+        Args:
+          size: bytes of the elements.
+          read: called with the type when the constant is met.
+
+        Raises:
+          FormatError: more bytes of constants than the limits allow.
+        """
+        self._cut_bytes += size
+        self.limits.check("constant_bytes", self._cut_bytes, f"the module has {self._cut_bytes:,} bytes of constants")
+        # Nobody who writes a file can know it.
+        self._token = self._token or f"unlower.{secrets.token_hex(16)}"
+        name = f"{self._token}.{len(self._cut)}"
+        self._cut[name] = functools.cache(lambda type_: self._shared(read(type_)))
+        return name
+
+    def _shared(self, found: DenseElements) -> DenseElements:
+        """Returns the constant met before with the same type and bytes, if any: MLIR keeps one of those that are equal."""
+        bits = found.array.reshape(-1).view(np.uint8)
+        like = self._distinct.setdefault((found.type, bits[:_HEAD].tobytes()), [])
+        for each in like:
+            if np.array_equal(each.array.reshape(-1).view(np.uint8), bits):
+                return each
+        like.append(found)
+        return found
+
+    def mark(self, value: bytes, name: str) -> None:
+        """Has the constant with a single element of these bytes, which no other has, stand for a literal that was cut."""
+        self.marks[value] = name
 
     def fill(self, name: str, type_: TensorType) -> DenseElements:
         """Returns what stands for the constant `name`; `finish` raises later if nothing can."""
+        if name in self._cut:
+            return self._cut[name](type_)
         found = self._met.get((name, type_))
         if found is None:
             array = np.zeros((), type_.dtype)

@@ -21,7 +21,9 @@ from unlower.readers.mlir_module import bytecode_of, module_from_bytecode
 from unlower.readers.stablehlo_text import mlir_message
 from unlower.readers.wire import BYTES, fields
 
-__all__ = ["is_hlo_proto", "module_from_hlo_proto", "prepare", "read_hlo_proto", "unwrap"]
+__all__ = ["is_hlo_proto", "module_from_hlo_proto", "module_range", "prepare", "read_hlo_proto", "unwrap"]
+
+_LONGEST_NAME = 1 << 20
 
 
 def is_hlo_proto(data: bytes) -> bool:
@@ -81,12 +83,19 @@ def prepare(module: bytes, limits: Limits = DEFAULT_LIMITS) -> bytes:
 
 def unwrap(data: bytes) -> bytes | None:
     """Finds the HloModuleProto in `data`, at most two wrappers deep; None if there is none."""
+    found = module_range(data)
+    return None if found is None else data[found[0] : found[1]]
+
+
+def module_range(data: bytes | memoryview) -> tuple[int, int] | None:
+    """Finds where in `data` the HloModuleProto starts and stops; None if there is none."""
+    start, stop = 0, len(data)
     for _ in range(3):
-        values: dict[int, bytes] = {}
+        values: dict[int, tuple[int, int]] = {}
         try:
-            for field in fields(data):
+            for field in fields(data, start, stop):
                 if field.kind == BYTES and field.number not in values:
-                    values[field.number] = data[field.start : field.stop]
+                    values[field.number] = field.start, field.stop
                     if field.number == 3 and 1 in values and 2 in values:
                         break
         except FormatError:
@@ -94,14 +103,14 @@ def unwrap(data: bytes) -> bytes | None:
             pass
         if 1 not in values:
             return None
-        if _is_text(values[1]) and _is_text(values.get(2, b"\xff")) and 3 in values:
-            return data
-        data = values[1]
+        if 2 in values and 3 in values and _is_text(data, *values[1]) and _is_text(data, *values[2]):
+            return start, stop
+        start, stop = values[1]
     return None
 
 
-def _is_text(value: bytes) -> bool:
+def _is_text(data: bytes | memoryview, start: int, stop: int) -> bool:
     try:
-        return value.decode().isprintable()
+        return stop - start <= _LONGEST_NAME and bytes(data[start:stop]).decode().isprintable()
     except UnicodeDecodeError:
         return False

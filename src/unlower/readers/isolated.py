@@ -49,6 +49,8 @@ def _answer(header: Mapping[str, Any], data: bytes) -> tuple[dict[str, Any], lis
     _limit_memory(header["memory"])
     try:
         kind, elision, answer = header["kind"], Elision(limits=Limits(**header["limits"])), {}
+        for value, name in header["marks"].items():
+            elision.mark(bytes.fromhex(value), name)
         if kind == "HLO text":
             kind, data = "HLO proto", proto_from_hlo_text(data, elision)
             answer["shape"] = program_shape(data).hex()

@@ -68,7 +68,8 @@ def read_isolated(kind: str, data: bytes, elision: Elision) -> tuple[Module, byt
     """
     isolation = elision.isolation
     assert isolation is not None
-    request = {"kind": kind, "memory": isolation.memory, "limits": dataclasses.asdict(elision.limits)}
+    marks = {value.hex(): name for value, name in elision.marks.items()}
+    request = {"kind": kind, "memory": isolation.memory, "limits": dataclasses.asdict(elision.limits), "marks": marks}
     header, payload = _helper.ask(request, data, isolation.seconds)
     if "error" in header:
         error = header["error"]

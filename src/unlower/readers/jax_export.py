@@ -16,6 +16,8 @@ from unlower.ir.module import Module
 from unlower.readers.elision import Elision
 from unlower.readers.exported import Exported, LeafType, interface_from_exported
 from unlower.readers.flatbuffer import Table, root_table
+from unlower.readers.large.cut import cut_literals
+from unlower.readers.large.source import Large
 from unlower.readers.mlir_bytecode import MAGIC
 from unlower.readers.stablehlo_bytecode import read_bytecode
 
@@ -91,7 +93,8 @@ def _read(table: Table, data: bytes, elision: Elision) -> Source:
         platforms=table.strings(_PLATFORMS),
         record=_record(table, data),
     )
-    module: Module = read_bytecode(table.bytes(_MODULE) or b"", elision)
+    artifact = cut_literals(Large(table.bytes(_MODULE) or b""), elision)
+    module: Module = read_bytecode(artifact, elision)
     return Source(module, interface_from_exported(module, exported))
 
 

@@ -11,6 +11,8 @@ from unlower.ir.key_path import AttributeKey, IndexKey, ItemKey
 from unlower.ir.module import Module
 from unlower.readers.elision import Elision
 from unlower.readers.exported import Exported, LeafType, interface_from_exported
+from unlower.readers.large.cut import cut_literals
+from unlower.readers.large.source import Large
 from unlower.readers.mlir_module import module_from_mlir
 from unlower.readers.stablehlo_bytecode import read_bytecode
 
@@ -19,7 +21,8 @@ __all__ = ["read_exported", "read_lowered", "tree_from_definition"]
 
 def read_exported(exported: Any, elision: Elision) -> Source:
     """Reads a `jax.export.Exported`."""
-    module = read_bytecode(bytes(exported.mlir_module_serialized), elision)
+    artifact = cut_literals(Large(bytes(exported.mlir_module_serialized)), elision)
+    module = read_bytecode(artifact, elision)
     inputs, outputs = exported_shardings(exported)
     record = ExportRecord(
         function_name=exported.fun_name,

@@ -31,7 +31,6 @@ from unlower.ir.attributes import (
     Unparsed,
 )
 from unlower.ir.types import DTYPES, TensorType
-from unlower.readers.constants import dense_from_storage
 from unlower.readers.mlir_bytecode import Cursor, Reader
 from unlower.readers.mlir_types import UNKNOWN_SIZE, Bounds, split_top_level
 
@@ -103,7 +102,7 @@ def _dense_array(reader: Reader, cursor: Cursor) -> IntArray:
 def _dense(reader: Reader, cursor: Cursor) -> Any:
     type_, blob = reader.type(cursor.varint()), cursor.blob()
     if isinstance(type_, TensorType):
-        return dense_from_storage(blob, type_)
+        return reader.storage(blob, type_)
     shape = re.fullmatch(r"(?:tensor|vector)<(\d+)xindex>", str(type_))
     if shape is None:
         raise ValueError(f"constants of type {type_}")

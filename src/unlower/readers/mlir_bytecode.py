@@ -9,14 +9,28 @@ from typing import Any, NamedTuple
 
 from unlower.errors import FormatError
 
-__all__ = ["MAGIC", "STRINGS", "Bytecode", "Cursor", "Reader", "sections", "varint"]
+__all__ = [
+    "DIALECTS",
+    "ENTRIES",
+    "MAGIC",
+    "OFFSETS",
+    "STRINGS",
+    "Bytecode",
+    "Cursor",
+    "Reader",
+    "Section",
+    "encode_varint",
+    "header_stop",
+    "sections",
+    "varint",
+]
 
 MAGIC = b"ML\xefR"
-STRINGS, _DIALECTS, _ENTRIES, _OFFSETS, _IR, _RESOURCES, _RESOURCE_OFFSETS = range(7)
-_NEEDED = {STRINGS: "strings", _DIALECTS: "dialects", _ENTRIES: "attributes", _OFFSETS: "offsets", _IR: "operations"}
+STRINGS, DIALECTS, ENTRIES, OFFSETS, _IR, _RESOURCES, _RESOURCE_OFFSETS = range(7)
+_NEEDED = {STRINGS: "strings", DIALECTS: "dialects", ENTRIES: "attributes", OFFSETS: "offsets", _IR: "operations"}
 
 
-def varint(data: bytes, at: int) -> tuple[int, int]:
+def varint(data: bytes | memoryview, at: int) -> tuple[int, int]:
     """Reads MLIR's variable-length integer at `at`; returns it, and where it ends.
 
     The zeros at the low end of the first byte count the bytes that follow.
@@ -34,20 +48,50 @@ def varint(data: bytes, at: int) -> tuple[int, int]:
     return int.from_bytes(data[at : at + size], "little") >> size, at + size
 
 
-def sections(data: bytes) -> Iterator[tuple[int, int, int]]:
-    """Yields the number, the start and the stop of each section; raises IndexError or ValueError where it is damaged."""
-    _, at = varint(data, len(MAGIC))
-    at = data.index(b"\0", at) + 1  # after the name of the producer
+def encode_varint(value: int) -> bytes:
+    """Writes MLIR's variable-length integer.
+
+    Example:
+      >>> encode_varint(5).hex(), encode_varint(257).hex()
+      ('0b', '0604')
+    """
+    size = max(1, -(-value.bit_length() // 7))
+    if size > 8:
+        return b"\0" + value.to_bytes(8, "little")
+    return (value << size | 1 << (size - 1)).to_bytes(size, "little")
+
+
+class Section(NamedTuple):
+    """A section of a file: its number, its alignment (1 for none), where its bytes start and stop."""
+
+    key: int
+    alignment: int
+    start: int
+    stop: int
+
+
+def sections(data: bytes | memoryview) -> Iterator[Section]:
+    """Yields the sections in the order of the file; raises IndexError or ValueError where it is damaged."""
+    at = header_stop(data)
     while at < len(data):
         key = data[at]
         length, at = varint(data, at + 1)
+        alignment = 1
         if key & 0x80:
             alignment, at = varint(data, at)
             if alignment == 0:
                 raise ValueError("an alignment of zero bytes")
             at += -at % alignment
-        yield key & 0x7F, at, at + length
+        yield Section(key & 0x7F, alignment, at, at + length)
         at += length
+
+
+def header_stop(data: bytes | memoryview) -> int:
+    """Returns where the version and the name of the producer end, and the sections begin."""
+    _, at = varint(data, len(MAGIC))
+    while data[at]:
+        at += 1
+    return at + 1
 
 
 class Cursor:
@@ -128,7 +172,7 @@ class Bytecode:
         if not 2 <= self.version <= 4:
             raise ValueError(f"version {self.version} of the format, not 2 to 4")
         found: dict[int, tuple[int, int]] = {}
-        for key, start, stop in sections(self.data):
+        for key, _, start, stop in sections(self.data):
             if stop > len(self.data):
                 raise ValueError("a section ends after the file")
             found[key] = start, stop
@@ -155,7 +199,7 @@ class Bytecode:
         return self._strings[index].decode("utf-8", "surrogateescape")
 
     def _read_dialects(self) -> tuple[list[str], list[str]]:
-        data, (at, stop) = self.data, self._sections[_DIALECTS]
+        data, (at, stop) = self.data, self._sections[DIALECTS]
         count, at = varint(data, at)
         dialects = []
         for _ in range(count):
@@ -176,10 +220,10 @@ class Bytecode:
         return dialects, names
 
     def _read_entries(self) -> tuple[int, list[tuple[str, bool, int, int]]]:
-        data, (at, stop) = self.data, self._sections[_OFFSETS]
+        data, (at, stop) = self.data, self._sections[OFFSETS]
         attributes, at = varint(data, at)
         _, at = varint(data, at)
-        start, limit = self._sections[_ENTRIES]
+        start, limit = self._sections[ENTRIES]
         entries = []
         while at < stop:
             index, at = varint(data, at)
@@ -249,9 +293,11 @@ class Reader(NamedTuple):
       type: the type of a number; an element type is its name.
       string: the string of a number.
       resource: from the number of a resource and its type to its data.
+      storage: from the bytes of a dense attribute and its type to its data.
     """
 
     attribute: Callable[[int], Any]
     type: Callable[[int], Any]
     string: Callable[[int], str]
     resource: Callable[[int, Any], Any]
+    storage: Callable[[memoryview, Any], Any]

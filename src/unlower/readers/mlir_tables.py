@@ -4,10 +4,10 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from unlower.ir.attributes import Symbol, Unparsed
+from unlower.ir.attributes import DenseElements, Symbol, Unparsed
 from unlower.ir.module import Location
 from unlower.ir.types import DTYPES, TensorType
-from unlower.readers.constants import dense_from_blob
+from unlower.readers.constants import LONGEST_ELEMENT, dense_from_blob, dense_from_storage
 from unlower.readers.elision import Elision
 from unlower.readers.mlir_attributes import CODES, parse_structured
 from unlower.readers.mlir_bytecode import Bytecode, Cursor, Reader, varint
@@ -67,7 +67,13 @@ class Tables:
         self._interned: dict[Any, Any] = {}
         self._places: dict[Any, Any] = {}
         self._frames: dict[int, tuple[str | None, int | None]] = {}
-        self._reader = Reader(self.attributes.__getitem__, self.types.__getitem__, bytecode.string, self._read_resource)
+        self._reader = Reader(
+            self.attributes.__getitem__,
+            self.types.__getitem__,
+            bytecode.string,
+            self._read_resource,
+            self._read_storage,
+        )
 
     def _read_type(self, index: int) -> Any:
         dialect, encoded = self._bytecode.entry(self._bytecode.attribute_count + index)
@@ -112,6 +118,11 @@ class Tables:
         if not isinstance(type_, TensorType):
             return Unparsed(f"dense_resource<{name}> : {type_}")
         return self._elision.fill(name, type_) if blob is None else dense_from_blob(blob, type_, name)
+
+    def _read_storage(self, blob: memoryview, type_: TensorType) -> DenseElements:
+        marks = self._elision.marks
+        name = marks.get(bytes(blob)) if marks and len(blob) <= LONGEST_ELEMENT else None
+        return dense_from_storage(blob, type_) if name is None else self._elision.fill(name, type_)
 
     def location(self, index: int) -> Location | None:
         """Returns a location: its name, and the line of the innermost frame. The table holds False for one that is unknown."""

@@ -95,7 +95,7 @@ def has_plain_strings(data: bytes) -> bool:
     The string section (id 0) holds their number, their lengths and their bytes, each zero-terminated.
     """
     try:
-        for key, start, stop in sections(data):
+        for key, _, start, stop in sections(data):
             if key == STRINGS:
                 count, start = varint(data, start)
                 for _ in range(count):

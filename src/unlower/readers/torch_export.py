@@ -17,6 +17,8 @@ from unlower.ir.module import Module
 from unlower.ir.types import TensorType
 from unlower.readers.elision import Elision
 from unlower.readers.folders import Content
+from unlower.readers.large.cut import cut_literals
+from unlower.readers.large.source import Large
 from unlower.readers.stablehlo_bytecode import is_bytecode, read_bytecode
 from unlower.readers.stablehlo_text import read_stablehlo_text
 
@@ -68,7 +70,7 @@ def read_torch_bundle(folder: pathlib.Path, elision: Elision, *, function: str |
     """
     function = _choose(folder, function)
     meta = _read_meta(folder / "functions" / f"{function}.meta")
-    data = _module_file(folder, function).read_bytes()
+    data = cut_literals(Large(_module_file(folder, function).read_bytes()), elision)
     module = (read_bytecode if is_bytecode(data) else read_stablehlo_text)(data, elision)
     return Source(module, _Bundle(folder, meta, module).interface())
 

@@ -41,7 +41,7 @@ def _damaged(what: str, offset: int) -> FormatError:
     )
 
 
-def _varint(data: bytes, at: int, stop: int) -> tuple[int, int]:
+def _varint(data: bytes | memoryview, at: int, stop: int) -> tuple[int, int]:
     value = shift = 0
     start = at
     while at < stop:
@@ -56,7 +56,7 @@ def _varint(data: bytes, at: int, stop: int) -> tuple[int, int]:
     raise _damaged("it ends inside a number", start)
 
 
-def fields(data: bytes, start: int = 0, stop: int | None = None) -> Iterator[Field]:
+def fields(data: bytes | memoryview, start: int = 0, stop: int | None = None) -> Iterator[Field]:
     """Yields the fields of the message `data[start:stop]`; raises FormatError at the offset where it is damaged."""
     at, stop = start, len(data) if stop is None else stop
     make = tuple.__new__  # what `Field(...)` comes to, without its call
