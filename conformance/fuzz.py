@@ -44,7 +44,7 @@ def outcome(data, original, how, isolated):
     import unlower
 
     try:
-        program = unlower.load(data, **({"isolate": True} if isolated else {}))
+        program = unlower.load(data, isolate=unlower.Isolation(seconds=10) if isolated else False)
     except unlower.UnlowerError as error:
         kind = type(error).__name__
         died = any(word in error.what for word in ("process ended", "took longer")) if isolated else False

@@ -146,3 +146,8 @@ def test_a_sharding_has_as_many_tiles_as_devices():
     line = "  c = f32[2]{0} copy(p), sharding={devices=[2,1,3]<=[4] last_tile_dim_replicate}"
     with pytest.raises(FormatError, match="6 tiles for 4 devices|does not match the tile assignment"):
         unlower.load(text_with(line))
+
+
+def test_a_constant_whose_parentheses_do_not_close_is_looked_at():
+    with pytest.raises(FormatError, match="with the value true where it has s32"):
+        guard_hlo_text(text_with("  c = s32[3]{0} constant({3, 4, true"), DEFAULT_LIMITS)

@@ -18,7 +18,7 @@ from unlower.errors import FormatError
 from unlower.readers.hlo.faults import Fault
 from unlower.readers.hlo.opcodes import ARITIES, words
 from unlower.readers.hlo.text_instructions import CHECKED, TextInstruction, check_instruction
-from unlower.readers.hlo.text_lines import ARRAY, TUPLE, read_lines
+from unlower.readers.hlo.text_lines import ARRAY, INSIDE, TUPLE, read_lines
 from unlower.readers.hlo.text_rewrite import carry_unknown, has_inline, move_out, without_strings
 from unlower.readers.limits import Limits
 from unlower.readers.text import check_nesting
@@ -27,8 +27,10 @@ __all__ = ["guard_hlo_text"]
 
 _MEND = "the file is damaged or was changed; write it again"
 
-_LOOSE = re.compile(rf"%?([\w.\-]+)\s*=\s*({ARRAY}|{TUPLE})\s+([a-z][a-z0-9\-]*)\s*\(([^()]*(?:\([^()]*\)[^()]*)*)\)")
-_MARK = re.compile(rf"{_LOOSE.pattern}|([{{}}])|\bparameter\s*\(\s*(-?\d+)\s*\)")
+_LOOSE = rf"%?([\w.\-]+)\s*=\s*({ARRAY}|{TUPLE})\s+([a-z][a-z0-9\-]*)\s*\((?:({INSIDE})\)|([^=]*))"
+"""An instruction in text without strings; if its parentheses do not close, with all that may be inside them."""
+
+_MARK = re.compile(rf"{_LOOSE}|([{{}}])|\bparameter\s*\(\s*(-?\d+)\s*\)")
 _UNTYPED = re.compile(r"=\s*(?:get-tuple-element|recv|scan)\s*\(")
 _MESH = re.compile(r"sharding=\{[^\n]*?mesh\[(?P<axes>[^\]]*)\](?P<rest>[^\n]*)")
 _TILES = re.compile(r"\bdevices=\[([\d,]+)\]<=\[([\d,]+)\]")
@@ -110,7 +112,8 @@ class _Scan:
             if _UNTYPED.search(blank):
                 raise Fault("an instruction without its shape")
             for match in _MARK.finditer(blank):
-                name, shape, opcode, operands, brace, number = match.groups()
+                name, shape, opcode, operands, unclosed, brace, number = match.groups()
+                operands = unclosed if operands is None else operands
                 if brace == "{":
                     depth += 1
                 elif brace == "}":

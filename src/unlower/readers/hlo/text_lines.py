@@ -6,7 +6,7 @@ one that XLA prints, the text needs no parser; where one is anything else, `read
 
 import re
 
-__all__ = ["ARRAY", "TUPLE", "read_lines"]
+__all__ = ["ARRAY", "INSIDE", "TUPLE", "read_lines"]
 
 
 def _nested(opening: str, between: str, closing: str, depth: int) -> str:
@@ -19,6 +19,8 @@ def _nested(opening: str, between: str, closing: str, depth: int) -> str:
 
 ARRAY = r"[a-z]\w*\[[^\[\]]*\](?:\{[^{}]*\})?"
 TUPLE = _nested(r"\(", r'[^()"]*+', r"\)", 4)
+INSIDE = rf"[^()]*+(?:{_nested('[(]', '[^()]*+', '[)]', 4)}[^()]*+)*+"
+"""What is between the parentheses of an instruction."""
 
 _STRING = r'"(?:[^"\\\n]|\\.)*+"'
 
