@@ -15,15 +15,15 @@ from unlower.readers.hlo_text import proto_from_hlo_text
 from unlower.readers.hlo_tuples import program_shape
 from unlower.readers.isolation import read_message, write_message
 from unlower.readers.limits import Limits
-from unlower.readers.stablehlo_bytecode import read_bytecode
-from unlower.readers.stablehlo_text import read_stablehlo_text
+from unlower.readers.stablehlo_bytecode import parse_bytecode
+from unlower.readers.stablehlo_text import parse_stablehlo_text
 
 __all__ = ["READERS", "main"]
 
 READERS: Mapping[str, Callable[[bytes, Elision], Module | Source]] = {
     "HLO proto": module_from_hlo_proto,
-    "MLIR bytecode": read_bytecode,
-    "StableHLO text": read_stablehlo_text,
+    "MLIR bytecode": parse_bytecode,
+    "StableHLO text": parse_stablehlo_text,
 }
 """The formats that XLA's or MLIR's own code reads; all others are read by Python, which needs no isolation."""
 

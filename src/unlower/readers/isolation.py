@@ -54,19 +54,22 @@ class Isolation:
     memory: int = 16 << 30
 
 
-def read_isolated(kind: str, data: bytes, elision: Elision) -> tuple[Module, bytes]:
+def read_isolated(
+    kind: str, data: bytes, elision: Elision, isolation: "Isolation | None" = None
+) -> tuple[Module, bytes]:
     """Reads a file in the helper process; returns its module, and of HLO text the program shape in a proto.
 
     Args:
       kind: the format, a key of `isolated.READERS`.
       data: the file.
-      elision: the caller's wishes; its `isolation` holds the limits.
+      elision: the caller's wishes.
+      isolation: the limits, where the caller's wishes hold none.
 
     Raises:
       FormatError: the file cannot be read, or ended the helper, or took it too long.
       InvalidModuleError: the program is ill-formed.
     """
-    isolation = elision.isolation
+    isolation = elision.isolation or isolation
     assert isolation is not None
     marks = {value.hex(): name for value, name in elision.marks.items()}
     request = {"kind": kind, "memory": isolation.memory, "limits": dataclasses.asdict(elision.limits), "marks": marks}

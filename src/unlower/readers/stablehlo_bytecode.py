@@ -17,12 +17,12 @@ from unlower._jax_compat import mlir_ir as ir
 from unlower.errors import FormatError
 from unlower.ir.module import Module
 from unlower.readers.elision import Elision
-from unlower.readers.isolation import read_isolated
+from unlower.readers.isolation import Isolation, read_isolated
 from unlower.readers.mlir_bytecode import MAGIC, STRINGS, sections, varint
 from unlower.readers.mlir_module import bytecode_of, module_from_bytecode
 from unlower.readers.stablehlo_text import mlir_message
 
-__all__ = ["has_plain_strings", "is_bytecode", "read_bytecode"]
+__all__ = ["has_plain_strings", "is_bytecode", "parse_bytecode", "read_bytecode"]
 
 _PRODUCER = re.compile(rb"ML\xefR[\x00-\xff]([\x20-\x7e]*)\x00")
 _VERSION = re.compile(r"StableHLO_v(\d+)\.(\d+)\.(\d+)")
@@ -39,21 +39,23 @@ def read_bytecode(data: bytes, elision: Elision) -> Module:
     Raises:
       FormatError: damaged bytes, or an artifact of a StableHLO newer than this jaxlib; both versions are named.
     """
-    if elision.isolation is not None:
-        return read_isolated("MLIR bytecode", data, elision)[0]
+    if elision.isolation is not None or not has_plain_strings(data):
+        # Quoting a name that is not UTF-8 in an error, MLIR ends the process.
+        return read_isolated("MLIR bytecode", data, elision, Isolation())[0]
+    return parse_bytecode(data, elision)
+
+
+def parse_bytecode(data: bytes, elision: Elision) -> Module:
+    """Reads MLIR bytecode in this process, whatever the caller wishes; raises as `read_bytecode` does."""
     match = _PRODUCER.match(data)
     producer = match.group(1).decode() if match else ""
     version = _VERSION.fullmatch(producer)
-    plain = has_plain_strings(data)
     context = new_mlir_context()
     with context, collect_diagnostics(context) as diagnostics:
         try:
             if version:
                 module = deserialize_portable_artifact(context, data)
             else:
-                if not plain:
-                    # Not `Module.parse` at once: quoting a name that is not UTF-8 in an error, it ends the process.
-                    deserialize_portable_artifact(context, data)
                 module = ir.Module.parse(data)
                 if any(op.operation.name.startswith("vhlo.") for op in module.body.operations):
                     # A portable artifact of the time (2023) when these were signed by MLIR.

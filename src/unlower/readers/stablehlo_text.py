@@ -2,24 +2,24 @@
 
 import re
 
-from unlower._jax_compat import NATIVE_ERRORS, collect_diagnostics, deserialize_portable_artifact, new_mlir_context
+from unlower._jax_compat import NATIVE_ERRORS, collect_diagnostics, new_mlir_context
 from unlower._jax_compat import mlir_ir as ir
 from unlower.errors import FormatError
 from unlower.ir.module import Module
 from unlower.readers.elision import Elision, mark_mlir_text
-from unlower.readers.isolation import read_isolated
+from unlower.readers.isolation import Isolation, read_isolated
 from unlower.readers.mlir_module import bytecode_of, module_from_bytecode
 from unlower.readers.mlir_text_guard import guard_mlir_text
 from unlower.readers.text import decode_utf8, first_token
 
-__all__ = ["is_stablehlo_text", "mlir_message", "read_stablehlo_text"]
+__all__ = ["is_stablehlo_text", "mlir_message", "parse_stablehlo_text", "read_stablehlo_text"]
 
 _START = re.compile(
     rb'module\b|"?builtin\.module\b|"?func\.func\b|"?(?:sdy|vhlo|stablehlo|mhlo|chlo)\.|#\w+ *=|#loc|!\w+ *=|\{-#'
 )
-_STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
-_ESCAPE = re.compile(r"\\([0-9A-Fa-f]{2})")
-_HIGH_ESCAPE = re.compile(r"\\[89A-Fa-f][0-9A-Fa-f]")
+_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"')
+_ESCAPE = re.compile(rb"\\([0-9A-Fa-f]{2})")
+_HIGH_ESCAPE = re.compile(rb"\\[89A-Fa-f][0-9A-Fa-f]")
 _LOCATED = re.compile(r'(?:error: )?(?:loc\()?"?-"?:(\d+):(\d+)\)?: (?:error: )?(.*)', re.DOTALL)
 
 
@@ -34,17 +34,19 @@ def read_stablehlo_text(data: bytes, elision: Elision) -> Module:
     Raises:
       FormatError: text that MLIR cannot parse or verify, with its line and column; elided constants.
     """
-    if elision.isolation is not None:
-        return read_isolated("StableHLO text", data, elision)[0]
+    if elision.isolation is not None or not _has_plain_strings(data):
+        # Quoting a name that is not UTF-8 in an error, MLIR ends the process.
+        return read_isolated("StableHLO text", data, elision, Isolation())[0]
+    return parse_stablehlo_text(data, elision)
+
+
+def parse_stablehlo_text(data: bytes, elision: Elision) -> Module:
+    """Reads the text of a module in this process, whatever the caller wishes; raises as `read_stablehlo_text` does."""
     text = mark_mlir_text(decode_utf8(data))
     guard_mlir_text(text, elision.limits)
-    plain = _has_plain_strings(text)
     context = new_mlir_context()
     with context, collect_diagnostics(context) as diagnostics:
         try:
-            if not plain:
-                # Not `Module.parse` at once: quoting a name that is not UTF-8 in an error, it ends the process.
-                deserialize_portable_artifact(context, text.encode())
             data = bytecode_of(ir.Module.parse(text))
         except (ir.MLIRError, *NATIVE_ERRORS) as error:
             what, where = mlir_message([*diagnostics, str(error)][0], text)
@@ -59,13 +61,13 @@ def read_stablehlo_text(data: bytes, elision: Elision) -> Module:
     return module_from_bytecode(data, elision)
 
 
-def _has_plain_strings(text: str) -> bool:
+def _has_plain_strings(text: bytes) -> bool:
     """Whether what `\\XX` spells in the strings of `text` is UTF-8."""
     if not _HIGH_ESCAPE.search(text):
         return True
     try:
         for match in _STRING.finditer(text):
-            _ESCAPE.sub(lambda m: chr(int(m.group(1), 16)), match.group()).encode("latin-1", "replace").decode()
+            _ESCAPE.sub(lambda m: bytes([int(m.group(1), 16)]), match.group()).decode()
     except UnicodeDecodeError:
         return False
     return True
