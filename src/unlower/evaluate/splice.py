@@ -40,6 +40,7 @@ from unlower._jax_compat import (
 from unlower.errors import RuleError, UnlowerError
 from unlower.evaluate.cache import shared_templates
 from unlower.evaluate.keys import Interner
+from unlower.evaluate.library import library_name, with_derivative
 from unlower.evaluate.support import find_rule
 from unlower.ir.attributes import DenseElements
 from unlower.ir.module import CALLS, CONSTANTS, CUSTOM_CALLS, Function, Module, Op, Region, Value, walk
@@ -117,7 +118,7 @@ class _Splicer:
         self._plans: dict[Region, list[_Template | None]] = {}
         self._closed_regions: dict[int, Any] = {}
         self._closed_functions: dict[str, Any] = {}
-        self._jit_params: dict[str, dict[str, Any]] = {}
+        self._called: dict[str, tuple[Any, dict[str, Any], Any]] = {}
         self._literals: dict[Value, Any] = {}
         self._avals: dict[int, Any] = {}
         self._found_rules: dict[str, tuple[Callable[..., Any], bool]] = {}
@@ -425,14 +426,25 @@ class _Splicer:
 
     def _call(self, op: Op, atoms: list[Any], environment: dict[Value, Any], append: Any, source: Any) -> None:
         name = str(op.attributes["callee"])
-        closed = self.function(name)
-        params = self._jit_params.get(name)
-        if params is None:
-            params = jit_equation_params(closed, len(op.operands), len(op.results), name)
-            self._jit_params[name] = params
+        found = self._called.get(name)
+        if found is None:
+            found = self._called[name] = self._equation(name, op)
+        primitive, params, effects = found
         outs = [Var(self._aval(value)) for value in op.results]
-        append(JaxprEqn(atoms, outs, jit_p, params, closed.effects, source, self._context))
+        append(JaxprEqn(atoms, outs, primitive, params, effects, source, self._context))
         environment.update(zip(op.results, outs, strict=True))
+
+    def _equation(self, name: str, op: Op) -> tuple[Any, dict[str, Any], Any]:
+        """Primitive, parameters and effects of the equation that calls a function."""
+        closed = self.function(name)
+        params = jit_equation_params(closed, len(op.operands), len(op.results), name)
+        if library_name(name) is None or closed.effects:
+            return jit_p, params, closed.effects
+        run = with_derivative(lambda *arguments: tuple(jit_p.bind(*arguments, **params)), self._module, name)
+        structs = [jax.ShapeDtypeStruct(*shape_and_dtype(value)) for value in op.operands]
+        with jax.enable_x64(True):
+            (equation,) = open_closed_jaxpr(jax.make_jaxpr(run)(*structs)).eqns
+        return equation.primitive, equation.params, equation.effects
 
     # ------------------------------------------------------------------ types
 

@@ -10,10 +10,15 @@ from collections.abc import Iterator
 
 from unlower.ir.module import EFFECTFUL, Function, Module, Op, Region, Value, walk
 
-__all__ = ["order_loops"]
+__all__ = ["came_through_hlo", "order_loops"]
 
 _FROM_HLO = "mhlo.is_dynamic"
 """The attribute that jaxlib's converter gives to every module it makes from HLO."""
+
+
+def came_through_hlo(module: Module) -> bool:
+    """Whether jaxlib's converter made the module from HLO."""
+    return _FROM_HLO in module.attributes
 
 
 def order_loops(module: Module) -> Module:
@@ -22,7 +27,7 @@ def order_loops(module: Module) -> Module:
     Returns:
       the module as it is where nothing is out of order, where it was never HLO, and where the order of effects might matter.
     """
-    if _FROM_HLO not in module.attributes:
+    if not came_through_hlo(module):
         return module
     changed = {}
     for name, function in module.functions.items():

@@ -1,0 +1,176 @@
+"""Functions of JAX's libraries, recognised by proof, and their derivatives.
+
+JAX lowers `jax.nn.relu` to a function of that name, and the rule that says how it is differentiated is gone. The name is a
+hint only: the library's function is lowered at the same types, by the same way as the module came, and is taken for what was
+lowered once where the two compute the same (`raising.canonical`). Then it is differentiated in its place; the program itself
+stays what it is. All of this waits until somebody asks for a derivative.
+"""
+
+import functools
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jax.scipy.special
+from jax import lax
+
+from unlower._jax_compat import NATIVE_ERRORS, mlir_ir
+from unlower.errors import UnlowerError
+from unlower.ir.module import Module
+from unlower.ir.types import TensorType
+from unlower.raising.canonical import canonical_form
+from unlower.raising.loop_order import came_through_hlo
+from unlower.raising.normalize import normalize
+from unlower.readers.elision import Elision
+from unlower.readers.hlo_proto import module_from_hlo_proto
+from unlower.readers.mlir_module import module_from_mlir
+
+__all__ = ["LIBRARY", "differentiated_as", "library_name", "with_derivative"]
+
+Function = Callable[..., Any]
+Candidates = Callable[[Sequence[Any]], Iterator[Function]]
+
+_NUMBERED = re.compile(r"[._]\d+$")
+
+
+def _plain(function: Function) -> Candidates:
+    return lambda avals: iter([function])
+
+
+def _along_axes(function: Function, **static: Sequence[Any]) -> Candidates:
+    """Candidates for every axis of the first argument, and for each value of another static argument."""
+
+    def candidates(avals: Sequence[Any]) -> Iterator[Function]:
+        for axis in range(len(avals[0].shape)):
+            if not static:
+                yield functools.partial(function, axis=axis)
+            for name, values in static.items():
+                for value in values:
+                    yield functools.partial(function, axis=axis, **{name: value})
+
+    return candidates
+
+
+LIBRARY: Mapping[str, Candidates] = {
+    **{
+        name: _plain(getattr(jax.nn, name))
+        for name in (
+            "hard_sigmoid",
+            "hard_silu",
+            "log_sigmoid",
+            "mish",
+            "relu",
+            "relu6",
+            "silu",
+            "soft_sign",
+            "softplus",
+            "sparse_plus",
+            "sparse_sigmoid",
+            "squareplus",
+        )
+    },
+    "_rel_entr": _plain(jax.scipy.special.rel_entr),
+    "cumlogsumexp": _along_axes(lax.cumlogsumexp, reverse=(False, True)),
+    "cummax": _along_axes(lax.cummax, reverse=(False, True)),
+    "cummin": _along_axes(lax.cummin, reverse=(False, True)),
+    "cumprod": _along_axes(lax.cumprod, reverse=(False, True)),
+    "cumsum": _along_axes(lax.cumsum, reverse=(False, True)),
+    "hypot": _plain(jnp.hypot),
+    "lgamma_impl": _plain(lax.lgamma),
+    "log_softmax": _along_axes(jax.nn.log_softmax),
+    "logaddexp": _plain(jnp.logaddexp),
+    "logaddexp2": _plain(jnp.logaddexp2),
+    "sici": _plain(jax.scipy.special.sici),
+    "sinc": _plain(jnp.sinc),
+}
+"""Name of a function in a module -> what it may have been lowered from, given the types of its arguments.
+
+Those are here whose own derivative is not that of their body: at ties and edges, at zero, far out, or everywhere.
+"""
+
+
+def library_name(name: str) -> str | None:
+    """The name under which `LIBRARY` has the function `name` of a module, which may have got a number; None if not at all.
+
+    Example:
+      >>> library_name("relu_3"), library_name("relu.12"), library_name("log_softmax"), library_name("layer_3")
+      ('relu', 'relu', 'log_softmax', None)
+    """
+    while name not in LIBRARY:
+        shorter = _NUMBERED.sub("", name)
+        if shorter == name:
+            return None
+        name = shorter
+    return name
+
+
+def differentiated_as(module: Module, name: str) -> Function | None:
+    """Finds the library's function that was lowered to the function `name` of a module, for its derivative; None if unproved.
+
+    Example:
+      >>> import jax, unlower
+      >>> module = unlower.load(jax.jit(jax.nn.relu).lower(1.0)).module
+      >>> differentiated_as(module, "relu") is jax.nn.relu
+      True
+    """
+    known = library_name(name)
+    function = module.functions[name]
+    types = [value.type for value in function.body.arguments]
+    if known is None or not all(isinstance(type_, TensorType) and type_.is_static for type_ in types):
+        return None
+    wanted = canonical_form(module, name)
+    if wanted is None:
+        return None
+    avals = tuple((type_.shape, type_.dtype) for type_ in types if isinstance(type_, TensorType))
+    for candidate, form in _forms(known, avals, came_through_hlo(module)):
+        if form == wanted:
+            return candidate
+    return None
+
+
+@functools.lru_cache(maxsize=1024)
+def _forms(name: str, avals: tuple[Any, ...], through_hlo: bool) -> list[tuple[Function, Any]]:
+    """The candidates for a name, each with the form of what it is lowered to."""
+    found = []
+    # A scalar that was a Python number has a type of its own, which changes what some functions are lowered to.
+    for weak in [False, True] if any(shape == () for shape, _ in avals) else [False]:
+        structs = [jax.ShapeDtypeStruct(shape, dtype, weak_type=weak and shape == ()) for shape, dtype in avals]
+        for candidate in LIBRARY[name](structs):
+            for wide in (False, True):
+                module = _lowered(candidate, structs, through_hlo, wide)
+                if module is not None:
+                    found.append((candidate, canonical_form(module, module.entry)))
+    return found
+
+
+def _lowered(candidate: Function, structs: Sequence[Any], through_hlo: bool, wide: bool) -> Module | None:
+    try:
+        with jax.enable_x64(wide):
+            # A name of its own keeps JAX from taking it for the function that is there.
+            lowered = jax.jit(lambda *arguments: candidate(*arguments)).lower(*structs)
+        if not through_hlo:
+            return normalize(module_from_mlir(lowered.compiler_ir("stablehlo")))
+        proto = lowered.compiler_ir("hlo").as_serialized_hlo_module_proto()
+        read = module_from_hlo_proto(proto, Elision())
+        return normalize(read if isinstance(read, Module) else read.module)
+    except (TypeError, ValueError, UnlowerError, mlir_ir.MLIRError, *NATIVE_ERRORS):
+        # It takes no such arguments.
+        return None
+
+
+def with_derivative(run: Function, module: Module, name: str) -> Function:
+    """Returns `run`, the function `name` of a module, with the derivative of what it was lowered from, if that is proved."""
+    find = functools.cache(lambda: differentiated_as(module, name))
+    with_rule = jax.custom_jvp(run)
+
+    @with_rule.defjvp
+    def _(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
+        candidate = find()
+        if candidate is None:
+            return jax.jvp(run, primals, tangents)
+        with jax.enable_x64(True):
+            return jax.jvp(lambda *xs: tuple(jax.tree.leaves(candidate(*xs))), primals, tangents)
+
+    return with_rule
