@@ -47,6 +47,7 @@ from unlower.ir.module import CALLS, CONSTANTS, CUSTOM_CALLS, Function, Module, 
 from unlower.ir.printer import print_place
 from unlower.ir.types import TensorType
 from unlower.ops.rule import apply_rule, is_specialized
+from unlower.raising.outline import OUTLINED, outline
 
 __all__ = ["splice"]
 
@@ -73,7 +74,7 @@ def splice(module: Module, rules: Mapping[str, Callable[..., Any]]) -> Any:
     Raises:
       RuleError: a rule failed; the message draws the operation.
     """
-    return _Splicer(module, rules).function(module.entry)
+    return _Splicer(outline(module), rules).function(module.entry)
 
 
 class _Template:
@@ -440,10 +441,15 @@ class _Splicer:
         params = jit_equation_params(closed, len(op.operands), len(op.results), name)
         if library_name(name) is None or closed.effects:
             return jit_p, params, closed.effects
-        run = with_derivative(lambda *arguments: tuple(jit_p.bind(*arguments, **params)), self._module, name)
+
+        def run(*arguments: Any) -> tuple[Any, ...]:
+            inlined = name.startswith(OUTLINED)  # its operations stand in place
+            return tuple(eval_closed_jaxpr(closed, *arguments) if inlined else jit_p.bind(*arguments, **params))
+
         structs = [jax.ShapeDtypeStruct(*shape_and_dtype(value)) for value in op.operands]
         with jax.enable_x64(True):
-            (equation,) = open_closed_jaxpr(jax.make_jaxpr(run)(*structs)).eqns
+            traced = jax.make_jaxpr(with_derivative(run, self._module, name))(*structs)
+        (equation,) = open_closed_jaxpr(traced).eqns
         return equation.primitive, equation.params, equation.effects
 
     # ------------------------------------------------------------------ types
