@@ -79,6 +79,7 @@ LIBRARY: Mapping[str, Candidates] = {
             "logaddexp": jnp.logaddexp,
             "logistic": lax.logistic,
             "logit": jax.scipy.special.logit,
+            "softplus": lambda x: jnp.logaddexp(x, 0.0),
             "power_of_minus_2": lambda x: lax.integer_pow(x, -2),
             "power_of_minus_3": lambda x: lax.integer_pow(x, -3),
             "power_of_minus_4": lambda x: lax.integer_pow(x, -4),

@@ -36,6 +36,12 @@ PATTERNS: Mapping[str, Pattern] = {
             ("log_plus_one", ("exponential", ("negate", ("abs", ("subtract", "x", "y"))))),
         ),
     ),
+    "softplus": (
+        "select",
+        ("compare", "x", "x"),
+        "x",
+        ("add", ("maximum", "x", 0.0), ("log_plus_one", ("exponential", ("negate", ("abs", "x"))))),
+    ),
     "logit": ("log", ("divide", "x", ("subtract", 1.0, "x"))),
     "asin": ("atan2", "x", ("sqrt", ("multiply", ("subtract", 1.0, "x"), ("add", 1.0, "x")))),
     "power_of_minus_4": ("divide", 1.0, ("multiply", _X2, _X2)),
