@@ -16,6 +16,7 @@ DIALECTS = {
     "mhlo": "MHLO, as XLA's converter leaves it",
     "hlo": "HLO, where StableHLO has no operation",
     "sdy": "Shardy",
+    "raised": "Recovered while loading",
     "": "Custom calls, by target",
 }
 HEAD = """# Operations

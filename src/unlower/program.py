@@ -22,6 +22,7 @@ from unlower.ops import op_rules
 from unlower.parameters import Weights, lift
 from unlower.platforms import choose_platform
 from unlower.raising.loop_order import order_loops
+from unlower.raising.loops import COUNTED, Loop, find_loops, raise_loops
 from unlower.raising.normalize import normalize
 from unlower.raising.slice_sizes import size_slices
 from unlower.readers.detect import read_source
@@ -111,6 +112,9 @@ class Program:
         self.module = module
         self.interface = interface
         self._rules = rules
+        # A rule of the caller's own for loops sees every loop.
+        own = rules.get("stablehlo.while") is not op_rules["stablehlo.while"] or COUNTED not in rules
+        self._raised = module if own else raise_loops(module)
         self.__name__ = self.__qualname__ = module.name
         body = module.main.body
         inputs = interface.inputs
@@ -130,7 +134,7 @@ class Program:
         self._weights = Weights(interface, weights)
         self._static = is_static(module) and not self._dimensions
         if self._static:
-            self._jaxpr = splice(module, rules)
+            self._jaxpr = splice(self._raised, rules)
             params = jit_equation_params(self._jaxpr, len(body.arguments), len(body.results), module.name)
             # Lowered in place, a program that is all there is to a jit compiles to what the original compiled to.
             self._bind: Callable[..., Any] = functools.partial(jit_p.bind, **params | {"inline": INLINED})
@@ -154,6 +158,11 @@ class Program:
                 mend="use jax.make_jaxpr(program.flat)(*arrays)",
             )
         return self._jaxpr
+
+    @functools.cached_property
+    def loops(self) -> tuple[Loop, ...]:
+        """The loops of the program: how often each runs, which gives it a reverse mode, or why that is not known."""
+        return tuple(find_loops(self.module))
 
     @functools.cached_property
     def signature(self) -> Signature:
@@ -296,7 +305,7 @@ class Program:
 
     def _evaluate(self, *inputs: Any) -> tuple[Any, ...]:
         """Runs a program with unknown sizes; every input has a shape by now."""
-        return evaluate_directly(self.module, self._rules, self._with_dimensions(inputs))
+        return evaluate_directly(self._raised, self._rules, self._with_dimensions(inputs))
 
     def _with_dimensions(self, inputs: Sequence[Any]) -> list[Any]:
         filled = list(inputs)

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax import Array, lax
+from jax.custom_derivatives import SymbolicZero
 from jax.interpreters import batching
 
 from unlower._jax_compat import (
@@ -44,19 +45,70 @@ __all__: list[str] = []
 def while_(op: Op, *operands: Array, cond: Subprogram, body: Subprogram) -> tuple[Array, ...]:
     """Runs `body` on the carry while `cond` holds.
 
-    Spec: `while`. Forward-mode differentiable only.
+    Spec: `while`. Forward-mode differentiable only; loops whose iterations are counted are `raised.counted_while`.
     """
     # The captures are known once the Jaxpr is made.
-    cond_jaxpr, body_jaxpr = cond.jaxpr(*operands), body.jaxpr(*operands)
-    return primitives.while_p.bind(
-        *cond.captures,
-        *body.captures,
-        *operands,
-        cond_jaxpr=cond_jaxpr,
-        body_jaxpr=body_jaxpr,
-        cond_nconsts=len(cond.captures),
-        body_nconsts=len(body.captures),
+    jaxprs = cond.jaxpr(*operands), body.jaxpr(*operands)
+    return _run_while(*jaxprs, len(cond.captures), len(body.captures), *cond.captures, *body.captures, *operands)
+
+
+def _run_while(cond: Any, body: Any, of_cond: int, of_body: int, *values: Any) -> tuple[Any, ...]:
+    found = primitives.while_p.bind(
+        *values, cond_jaxpr=cond, body_jaxpr=body, cond_nconsts=of_cond, body_nconsts=of_body
     )
+    return tuple(found)
+
+
+@op_rule("raised.counted_while")
+def counted_while(op: Op, *operands: Array, cond: Subprogram, body: Subprogram, trip_count: Int) -> tuple[Array, ...]:
+    """Runs `body` on the carry, `trip_count` times, which is as often as `cond` holds.
+
+    Computes with the very `while`, and differentiates as a scan of the body, so it has a reverse mode.
+    """
+    jaxprs = cond.jaxpr(*operands), body.jaxpr(*operands)
+    split, count = len(cond.captures), len(body.captures)
+    inputs = (*cond.captures, *body.captures, *operands)
+    if any(jaxpr.effects for jaxpr in jaxprs):
+        # Rules of derivatives hold no effects.
+        return _run_while(*jaxprs, split, count, *inputs)
+    run = jax.custom_jvp(lambda *values: _run_while(*jaxprs, split, count, *values))
+
+    def as_scan(*values: Any) -> tuple[Any, ...]:
+        return _count_in_scan(jaxprs[1], int(trip_count), values[split : split + count], values[split + count :])
+
+    def differentiate(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
+        moving = [i for i, tangent in enumerate(tangents) if not isinstance(tangent, SymbolicZero)]
+
+        def of_moving(*moved: Any) -> tuple[Any, ...]:
+            full = list(primals)
+            for i, value in zip(moving, moved, strict=True):
+                full[i] = value
+            return as_scan(*full)
+
+        return jax.jvp(of_moving, [primals[i] for i in moving], [tangents[i] for i in moving])
+
+    run.defjvp(differentiate, symbolic_zeros=True)
+    return tuple(run(*inputs))
+
+
+def _count_in_scan(body: Any, trip_count: int, captures: Sequence[Any], operands: Sequence[Any]) -> tuple[Any, ...]:
+    """Runs a loop's body `trip_count` times as a scan; slots that the body returns unchanged are its constants."""
+    parts = open_closed_jaxpr(body)
+    arguments = parts.invars[len(captures) :]
+    carried = [i for i, (a, r) in enumerate(zip(arguments, parts.outvars, strict=True)) if a is not r]
+
+    def step(carry: Any, _: None) -> tuple[Any, None]:
+        full = list(operands)
+        for i, value in zip(carried, carry, strict=True):
+            full[i] = value
+        results = eval_closed_jaxpr(body, *captures, *full)
+        return tuple(results[i] for i in carried), None
+
+    carry, _ = lax.scan(step, tuple(operands[i] for i in carried), None, length=trip_count)
+    results = list(operands)
+    for i, value in zip(carried, carry, strict=True):
+        results[i] = value
+    return tuple(results)
 
 
 # --- choices
