@@ -8,6 +8,8 @@ import pathlib
 import re
 
 import unlower
+from unlower.evaluate.library import LIBRARY
+from unlower.raising.outline import OUTLINED
 
 FILE = pathlib.Path(__file__).parent / "coverage.md"
 DIALECTS = {
@@ -53,6 +55,19 @@ def write():
             lines += [f"## {title} ({len(rows)})", "", "| operation | rule in | meaning |", "|---|---|---|"]
             lines += [f"| `{name}` | {family(rule)} | {meaning(rule)} |" for name, rule in rows]
             lines.append("")
+    named = ", ".join(f"`{name}`" for name in sorted(LIBRARY) if not name.startswith(OUTLINED))
+    unnamed = ", ".join(f"`{name.removeprefix(OUTLINED)}`" for name in sorted(LIBRARY) if name.startswith(OUTLINED))
+    lines += [
+        f"## Functions that keep their derivative ({len(LIBRARY)})",
+        "",
+        "Lowering drops their rules. They are recognised by proof: the library's function, lowered at the same types, computes",
+        "the same bits. Then it is differentiated in their place.",
+        "",
+        f"By the name of a function in the module: {named}.",
+        "",
+        f"By the operations they become in place: {unnamed}.",
+        "",
+    ]
     return "\n".join(lines)
 
 

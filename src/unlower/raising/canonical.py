@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from unlower.ir.attributes import DenseElements
+from unlower.ir.attributes import DenseElements, ResultAccuracy
 from unlower.ir.module import CALLS, CONSTANTS, CUSTOM_CALLS, EFFECTFUL, Module, Op, Region, Value
 from unlower.ir.printer import format_attribute
 from unlower.ir.types import TensorType
@@ -56,6 +56,7 @@ class _Numbering:
         self._seen = 0
         self._depth = 0
         self._splats: dict[Number, np.ndarray] = {}
+        self._reshaped: dict[Number, tuple[Number, TensorType]] = {}
 
     def region(self, region: Region, around: Mapping[Value, Number], arguments: tuple[Any, ...]) -> tuple[Number, ...]:
         """Numbers a region whose arguments are new values, told from those of other regions by `arguments`."""
@@ -88,7 +89,7 @@ class _Numbering:
         attributes = tuple(
             (name, _digest(value) if isinstance(value, DenseElements) else format_attribute(value, dialect))
             for name, value in sorted(op.attributes.items())
-            if "." not in name
+            if "." not in name and not _is_default(name, value)
         )
         self._depth += 1
         regions = tuple(self.region(region, numbers, ("inner", self._depth)) for region in op.regions)
@@ -130,14 +131,37 @@ class _Numbering:
 
     def _moved(self, op: Op, operand: Number, before: TensorType, after: TensorType) -> Number | None:
         """A broadcast that only adds dimensions of size 1 is a reshape."""
-        if op.name == "stablehlo.reshape":
-            return _digest(("reshape", operand, str(after)))
         if op.name == "stablehlo.broadcast_in_dim":
-            dimensions = tuple(op.attributes["broadcast_dimensions"])
+            dimensions = list(op.attributes["broadcast_dimensions"])
             static = before.is_static and after.is_static
-            if static and list(dimensions) == sorted(dimensions) and before.size == after.size:
-                return _digest(("reshape", operand, str(after)))
-        return None
+            if not static or dimensions != sorted(dimensions) or before.size != after.size:
+                return None
+        elif op.name != "stablehlo.reshape":
+            return None
+        first, type_ = self._reshaped.get(operand, (operand, before))
+        if type_ == after:
+            return first
+        number = _digest(("reshape", first, str(after)))
+        self._reshaped[number] = first, type_
+        return number
+
+
+_ONES = frozenset(["base_dilations", "lhs_dilation", "rhs_dilation", "window_dilations", "window_strides"])
+
+
+def _is_default(name: str, value: Any) -> bool:
+    """Whether an attribute says what holds where it is missing: some formats write these, others do not."""
+    if name in _ONES:
+        return all(size == 1 for size in value)
+    if name == "window_reversal":
+        return not any(np.ravel(value.expanded() if isinstance(value, DenseElements) else value))
+    if name == "padding" and isinstance(value, DenseElements):
+        return not value.array.any()
+    if name == "precision_config":
+        return all(str(item) == "DEFAULT" for item in value)
+    if name == "result_accuracy":
+        return isinstance(value, ResultAccuracy) and str(value.mode) == "DEFAULT"
+    return value is False or (name == "compare_type" and str(value) == "NOTYPE")
 
 
 def _digest(key: Any) -> Number:
