@@ -175,7 +175,9 @@ def _lowered(candidate: Function, structs: Sequence[Any], through_hlo: bool, wid
             lowered = jax.jit(lambda *arguments: candidate(*arguments)).lower(*structs)
         if not through_hlo:
             return normalize(module_from_mlir(lowered.compiler_ir("stablehlo")))
-        proto = lowered.compiler_ir("hlo").as_serialized_hlo_module_proto()
+        computation = lowered.compiler_ir("hlo")
+        assert computation is not None
+        proto = computation.as_serialized_hlo_module_proto()
         read = module_from_hlo_proto(proto, Elision())
         return normalize(read if isinstance(read, Module) else read.module)
     except (TypeError, ValueError, UnlowerError, mlir_ir.MLIRError, *NATIVE_ERRORS):
