@@ -4,7 +4,7 @@ Loops and choices bind JAX's primitives themselves, with the values that their r
 they lower again to the very operation; `lax.cond` and `lax.switch` would add a comparison or a clamp.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -26,6 +26,7 @@ from unlower._jax_compat import (
 from unlower.ir.attributes import Int, IntArray
 from unlower.ir.module import Op
 from unlower.ir.types import TensorType, element_of_dtype
+from unlower.ops.loop_scan import run_as_scan
 from unlower.ops.reemit import (
     Call,
     batching_rule,
@@ -60,7 +61,9 @@ def _run_while(cond: Any, body: Any, of_cond: int, of_body: int, *values: Any) -
 
 
 @op_rule("raised.counted_while")
-def counted_while(op: Op, *operands: Array, cond: Subprogram, body: Subprogram, trip_count: Int) -> tuple[Array, ...]:
+def counted_while(
+    op: Op, *operands: Array, cond: Subprogram, body: Subprogram, trip_count: Int, starts: Mapping[str, Int]
+) -> tuple[Array, ...]:
     """Runs `body` on the carry, `trip_count` times, which is as often as `cond` holds.
 
     Computes with the very `while`, and differentiates as a scan of the body, so it has a reverse mode.
@@ -74,7 +77,8 @@ def counted_while(op: Op, *operands: Array, cond: Subprogram, body: Subprogram, 
     run = jax.custom_jvp(lambda *values: _run_while(*jaxprs, split, count, *values))
 
     def as_scan(*values: Any) -> tuple[Any, ...]:
-        return _count_in_scan(jaxprs[1], int(trip_count), values[split : split + count], values[split + count :])
+        known = {int(slot): int(start) for slot, start in starts.items()}
+        return run_as_scan(jaxprs[1], int(trip_count), known, values[split : split + count], values[split + count :])
 
     def differentiate(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
         moving = [i for i, tangent in enumerate(tangents) if not isinstance(tangent, SymbolicZero)]
@@ -89,26 +93,6 @@ def counted_while(op: Op, *operands: Array, cond: Subprogram, body: Subprogram, 
 
     run.defjvp(differentiate, symbolic_zeros=True)
     return tuple(run(*inputs))
-
-
-def _count_in_scan(body: Any, trip_count: int, captures: Sequence[Any], operands: Sequence[Any]) -> tuple[Any, ...]:
-    """Runs a loop's body `trip_count` times as a scan; slots that the body returns unchanged are its constants."""
-    parts = open_closed_jaxpr(body)
-    arguments = parts.invars[len(captures) :]
-    carried = [i for i, (a, r) in enumerate(zip(arguments, parts.outvars, strict=True)) if a is not r]
-
-    def step(carry: Any, _: None) -> tuple[Any, None]:
-        full = list(operands)
-        for i, value in zip(carried, carry, strict=True):
-            full[i] = value
-        results = eval_closed_jaxpr(body, *captures, *full)
-        return tuple(results[i] for i in carried), None
-
-    carry, _ = lax.scan(step, tuple(operands[i] for i in carried), None, length=trip_count)
-    results = list(operands)
-    for i, value in zip(carried, carry, strict=True):
-        results[i] = value
-    return tuple(results)
 
 
 # --- choices

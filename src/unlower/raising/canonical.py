@@ -90,7 +90,7 @@ class _Numbering:
         attributes = tuple(
             (name, _digest(value) if isinstance(value, DenseElements) else format_attribute(value, dialect))
             for name, value in sorted(op.attributes.items())
-            if "." not in name and name != "trip_count" and not _is_default(name, value)
+            if "." not in name and name not in ("trip_count", "starts") and not _is_default(name, value)
         )
         self._depth += 1
         regions = tuple(self.region(region, numbers, ("inner", self._depth)) for region in op.regions)

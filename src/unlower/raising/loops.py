@@ -8,17 +8,18 @@ iterations are counted. So countdowns, `!=`, other steps, wrap-around and counte
 import dataclasses
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
+from unlower.ir.attributes import Int
 from unlower.ir.module import CALLS, CONSTANTS, Function, Module, Op, Region, Value, walk
 from unlower.ir.types import TensorType
 
 __all__ = ["COUNTED", "MOST_ITERATIONS", "Loop", "find_loops", "raise_loops"]
 
 COUNTED = "raised.counted_while"
-"""A `stablehlo.while` that runs `trip_count` times, which is its one attribute more."""
+"""A `stablehlo.while` that runs `trip_count` times; `starts` holds the first values of slots that are known, by number."""
 
 MOST_ITERATIONS = 1 << 17
 """Loops are run on their counters up to this many iterations."""
@@ -79,6 +80,7 @@ def raise_loops(module: Module) -> Module:
     counts = {loop.op: loop.trip_count for loop in find_loops(module) if loop.trip_count is not None}
     if not counts:
         return module
+    counter = _Counter(module)
 
     def region(old: Region) -> Region:
         ops = tuple([rebuilt(op) if op.regions else op for op in old.ops])
@@ -88,7 +90,7 @@ def raise_loops(module: Module) -> Module:
         regions = tuple(map(region, op.regions))
         if op not in counts:
             return dataclasses.replace(op, regions=regions)
-        attributes = {**op.attributes, "trip_count": counts[op]}
+        attributes = {**op.attributes, "trip_count": counts[op], "starts": counter.starts(op)}
         return dataclasses.replace(op, name=COUNTED, attributes=attributes, regions=regions)
 
     functions: dict[str, Function] = {
@@ -107,13 +109,7 @@ class _Counter:
     def count(self, op: Op) -> int | str:
         """Returns how often the body of a loop runs, or why that is not known."""
         condition, body = op.regions
-        state: dict[int, np.ndarray] = {}
-        for i, value in enumerate(op.operands):
-            if _is_counter(value):
-                try:
-                    state[i] = self._value(value, {})
-                except _Unknown:
-                    continue
+        state = self._first(op)
         while True:
             unknown = self._unknown(body, state)
             if not unknown:
@@ -130,6 +126,23 @@ class _Counter:
         except _Unknown:
             return "its condition depends on data"
         return count
+
+    def starts(self, op: Op) -> dict[str, Int]:
+        """The first value of each slot that is known before the loop runs, by its number."""
+        return {
+            str(i): Int(int(array[0]), cast(TensorType, op.operands[i].type).element)
+            for i, array in self._first(op).items()
+        }
+
+    def _first(self, op: Op) -> dict[int, np.ndarray]:
+        state: dict[int, np.ndarray] = {}
+        for i, value in enumerate(op.operands):
+            if _is_counter(value):
+                try:
+                    state[i] = self._value(value, {})
+                except _Unknown:
+                    continue
+        return state
 
     def _unknown(self, body: Region, state: Mapping[int, np.ndarray]) -> list[int]:
         unknown: list[int] = []
