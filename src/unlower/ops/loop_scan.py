@@ -20,7 +20,6 @@ from jax import Array, lax
 
 from unlower._jax_compat import (
     JaxprParts,
-    Literal,
     Var,
     closed_jaxpr,
     eval_closed_jaxpr,
@@ -83,10 +82,10 @@ class _Plan:
         parts = open_closed_jaxpr(body)
         self._count, self._captures = trip_count, captures
         self._consts: dict[Any, Any] = {}
-        self._inputs = [Var(v.aval) for v in parts.invars]
+        self._inputs: list[Any] = [Var(v.aval) for v in parts.invars]
         self._eqns: list[Any] = []
         self._results = self._flatten(parts, self._inputs)
-        self._slots = self._inputs[captures:]
+        self._slots: list[Any] = self._inputs[captures:]
         self._makers = {v: e for e in self._eqns for v in e.outvars}
         self._tables: dict[Any, Table | None] = {}
         self._known = self._prove(starts)
@@ -176,7 +175,7 @@ class _Plan:
 
     def _table(self, atom: Any) -> Table | None:
         """The table of an integer scalar; None where it does not follow from the counters."""
-        if isinstance(atom, Literal):
+        if hasattr(atom, "val"):  # a literal
             return np.asarray(atom.val, atom.aval.dtype)
         if not _is_integer_scalar(atom):
             return None
@@ -218,7 +217,7 @@ class _Plan:
 
     def _read(self, source: int, rows: _Rows, equation: Any) -> _Read:
         (whole,) = equation.outvars
-        squeezed = None
+        squeezed: Any = None
         if rows.size == 1:
             shape = _without(whole.aval.shape, rows.axis)
             squeezed = Var(shaped_array(shape, whole.aval.dtype))
@@ -235,7 +234,8 @@ class _Plan:
             return None
         if sum(r is result for r in self._results) != 1 or any(r is slot for r in self._results):
             return None
-        rows = self._rows(slot, update.aval.shape, starts)
+        taken: Any = update.aval
+        rows = self._rows(slot, taken.shape, starts)
         if rows is None:
             return None
         for user in self._uses[slot]:
@@ -249,11 +249,11 @@ class _Plan:
         """The row before it got its dimension of size 1, where that is to be seen."""
         maker = self._makers.get(update)
         if rows.size == 1 and maker is not None and str(maker.primitive) in ("reshape", "broadcast_in_dim"):
-            row = maker.invars[0]
+            row: Any = maker.invars[0]
             shape = _without(update.aval.shape, rows.axis)
             kept = tuple(axis for axis in range(len(update.aval.shape)) if axis != rows.axis)
             straight = maker.params.get("broadcast_dimensions", kept) == kept and maker.params.get("dimensions") is None
-            if type(row) is Var and row.aval.shape == shape and straight:
+            if not hasattr(row, "val") and row.aval.shape == shape and straight:
                 return _Write(rows, row, True)
         return _Write(rows, update, False)
 

@@ -130,7 +130,7 @@ class _Counter:
     def starts(self, op: Op) -> dict[str, Int]:
         """The first value of each slot that is known before the loop runs, by its number."""
         return {
-            str(i): Int(int(array[0]), cast(TensorType, op.operands[i].type).element)
+            str(i): Int(int(array[0]), str(cast(TensorType, op.operands[i].type).element))
             for i, array in self._first(op).items()
         }
 
