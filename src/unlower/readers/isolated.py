@@ -1,6 +1,8 @@
 """The helper process of `isolation`: reads what it is handed, and answers with the module or the error."""
 
+import math
 import os
+import signal
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -28,6 +30,10 @@ READERS: Mapping[str, Callable[[bytes, Elision], Module | Source]] = {
 """The formats that XLA's or MLIR's own code reads; all others are read by Python, which needs no isolation."""
 
 
+_GRACE = 5
+"""Seconds after the other side's limit from which it seems to be gone."""
+
+
 def main() -> None:
     """Serves requests until the other side goes away."""
     requests = sys.stdin.buffer
@@ -39,10 +45,18 @@ def main() -> None:
         if header["kind"] == "hello":
             write_message(answers, {}, [])
             continue
+        _end_after(math.ceil(header["seconds"]) + _GRACE)
         answer, payload = _answer(header, data)
+        _end_after(0)
         write_message(answers, answer, payload)
         if answer.get("last"):
             return
+
+
+def _end_after(seconds: int) -> None:
+    """Lets this process end by itself, since the other side, which would end it in time, may be gone; 0 for never."""
+    if hasattr(signal, "alarm"):
+        signal.alarm(seconds)
 
 
 def _answer(header: Mapping[str, Any], data: bytes) -> tuple[dict[str, Any], list[bytes]]:

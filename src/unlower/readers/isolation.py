@@ -72,7 +72,13 @@ def read_isolated(
     isolation = elision.isolation or isolation
     assert isolation is not None
     marks = {value.hex(): name for value, name in elision.marks.items()}
-    request = {"kind": kind, "memory": isolation.memory, "limits": dataclasses.asdict(elision.limits), "marks": marks}
+    request = {
+        "kind": kind,
+        "seconds": isolation.seconds,
+        "memory": isolation.memory,
+        "limits": dataclasses.asdict(elision.limits),
+        "marks": marks,
+    }
     header, payload = _helper.ask(request, data, isolation.seconds)
     if "error" in header:
         error = header["error"]
