@@ -22,7 +22,7 @@ COUNTED = "raised.counted_while"
 """A `stablehlo.while` that runs `trip_count` times; `starts` holds the first values of slots that are known, by number."""
 
 MOST_ITERATIONS = 1 << 17
-"""Loops are run on their counters up to this many iterations."""
+"""The loops of a module are run on their counters up to this many iterations together: a hostile file may hold many."""
 
 _BINARY: dict[str, Callable[[Any, Any], Any]] = {
     "stablehlo.add": np.add,
@@ -102,6 +102,7 @@ def raise_loops(module: Module) -> Module:
 class _Counter:
     def __init__(self, module: Module):
         self._functions = module.functions
+        self._left = MOST_ITERATIONS
         self._makers: dict[Value, Op] = {
             value: op for function in module.functions.values() for op in walk(function.body) for value in op.results
         }
@@ -119,8 +120,9 @@ class _Counter:
         count = 0
         try:
             while self._results(condition, state, (0,))[0].item():
-                if count == MOST_ITERATIONS:
-                    return f"it runs more than {MOST_ITERATIONS} times"
+                if count == MOST_ITERATIONS or self._left == 0:
+                    return f"it, or the loops before it together, run more than {MOST_ITERATIONS} times"
+                self._left -= 1
                 state = dict(zip(state, self._results(body, state, tuple(state)), strict=True))
                 count += 1
         except _Unknown:
