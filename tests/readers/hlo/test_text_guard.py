@@ -151,3 +151,14 @@ def test_a_sharding_has_as_many_tiles_as_devices():
 def test_a_constant_whose_parentheses_do_not_close_is_looked_at():
     with pytest.raises(FormatError, match="with the value true where it has s32"):
         guard_hlo_text(text_with("  c = s32[3]{0} constant({3, 4, true"), DEFAULT_LIMITS)
+
+
+@pytest.mark.parametrize("shape", ["token[2]", "token[]{0}", "(f32[2]{0}, token[2]{0})", "opaque[3]"])
+def test_a_token_has_no_sizes(shape):
+    with pytest.raises(FormatError, match="it has no sizes and no layout"):
+        guard_hlo_text(text_with(f'  a = {shape} custom-call(p), custom_call_target="t"'), DEFAULT_LIMITS)
+
+
+def test_a_name_may_look_like_a_sized_token():
+    text = text_with('  a = (f32[2]{0}, token[]) custom-call(p), metadata={op_name="token[2]"}')
+    assert guard_hlo_text(text, DEFAULT_LIMITS) == text

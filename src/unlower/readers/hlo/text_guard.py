@@ -33,6 +33,7 @@ _LOOSE = rf"%?([\w.\-]+)\s*=\s*({ARRAY}|{TUPLE})\s+([a-z][a-z0-9\-]*)\s*\((?:({I
 _MARK = re.compile(rf"{_LOOSE}|([{{}}])|\bparameter\s*\(\s*(-?\d+)\s*\)")
 _UNTYPED = re.compile(r"=\s*(?:get-tuple-element|recv|scan)\s*\(")
 _MESH = re.compile(r"sharding=\{[^\n]*?mesh\[(?P<axes>[^\]]*)\](?P<rest>[^\n]*)")
+_SIZED = [re.compile(rf"\b{name}\[(?:[^\]]|\]\{{)") for name in ("token", "opaque")]
 _TILES = re.compile(r"\bdevices=\[([\d,]+)\]<=\[([\d,]+)\]")
 _AXIS = re.compile(r"""["']([^"'\n]*)["']""")
 _ORIGIN = re.compile(r", origin=\{[^{}\n]*(?:\{[^{}\n]*\}[^{}\n]*)*\}")
@@ -55,6 +56,7 @@ def guard_hlo_text(text: str, limits: Limits) -> str:
         if ", origin={" in text:
             # Of no bearing on values; the older parser does not survive every one that the newer writes.
             text = _ORIGIN.sub("", text)
+    _check_tokens(text)
     lines = read_lines(text)
     scan = _Scan(limits)
     if lines is not None:
@@ -159,6 +161,15 @@ def _error(fault: Fault, text: str, place: int) -> FormatError:
     return FormatError(
         f"ill-formed HLO: {fault}", where=f"line {text.count(chr(10), 0, start) + 1}: {line}", mend=_MEND
     )
+
+
+def _check_tokens(text: str) -> None:
+    """Refuses tokens and opaque values with sizes or layouts."""
+    if any(pattern.search(text) for pattern in _SIZED):
+        blank = without_strings(text)
+        for pattern in _SIZED:
+            if match := pattern.search(blank):
+                raise _error(Fault(f"the shape {match.group()}...: it has no sizes and no layout"), text, match.start())
 
 
 def _check_tiles(text: str) -> None:
