@@ -21,4 +21,4 @@ from unlower.interpret.values import Box, Type
 __all__ = ["OPAQUE", "Box", "Context", "Interpreter", "Log", "Staged", "Type", "higher_order"]
 
 _HERE = pathlib.Path(__file__).parent
-hide_frames(*(str(_HERE / name) for name in ("context", "core", "front", "staging", "trace", "walk", "higher_order")))
+hide_frames(*(str(_HERE / name) for name in ("context", "core", "front", "staging", "trace", "walker", "higher_order")))

@@ -19,7 +19,7 @@ from unlower.interpret.higher_order.registry import find_handler
 from unlower.interpret.staging import Staged, stage
 from unlower.interpret.trace import run_final
 from unlower.interpret.values import Box, Type, all_plain, convert_leaf, is_box, type_of
-from unlower.interpret.walk import walk
+from unlower.interpret.walker import walk
 
 __all__ = ["Context", "Frame"]
 

@@ -233,10 +233,12 @@ class Interpreter:
         quiet = self._quiet.get(primitive)
         if quiet is None:
             quiet = self._quiet[primitive] = self._is_quiet(primitive)
+        if quiet == "no" or self.is_inert:
+            return quiet != "no"
         if quiet == "inside":
             handler = find_handler(primitive)
             return handler.is_quiet(self, params) and not any(map(self.touches, hidden_programs(primitive, params)))
-        return quiet == "yes" and (self.is_inert or not self.hides_rules(primitive, params))
+        return not self.hides_rules(primitive, params)
 
     def _is_quiet(self, primitive: Any) -> str:
         if self.find_rule(primitive) is not None:
@@ -281,8 +283,8 @@ class Interpreter:
 
     @functools.cached_property
     def is_inert(self) -> bool:
-        """Whether this interpreter has no rule at all, so that every program stays as it is."""
-        return not any(map(len, self._tables)) and not self.overrides_default
+        """Whether this interpreter has no rule at all and drops none, so that every program stays as it is."""
+        return not any(map(len, self._tables)) and not self.overrides_default and self.custom_rules != "drop"
 
     @functools.cached_property
     def overrides_default(self) -> bool:

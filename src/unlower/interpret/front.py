@@ -14,12 +14,13 @@ from unlower.errors import RuleError
 from unlower.interpret.context import Frame
 from unlower.interpret.staging import stage
 from unlower.interpret.trace import run_final
-from unlower.interpret.values import Type, aval_of, is_box, plain_type, type_of
-from unlower.interpret.walk import walk
+from unlower.interpret.values import Box, Type, aval_of, is_box, plain_type, type_of
+from unlower.interpret.walker import walk
 
 __all__ = ["interpret_jaxpr", "transform"]
 
 STYLES = ("initial", "final")
+_NUMBERS = (bool, int, float, complex, np.generic, np.ndarray)
 
 
 def transform(
@@ -93,7 +94,7 @@ class _Call:
     def _checked(self, leaf: Any, position: int) -> Any:
         if is_box(leaf) or isinstance(leaf, jax.Array):
             return leaf
-        if isinstance(leaf, (bool, int, float, complex, np.generic, np.ndarray)):
+        if isinstance(leaf, _NUMBERS):
             return jnp.asarray(leaf)
         try:
             aval_of(leaf)
@@ -128,16 +129,20 @@ def _run_initial(frame: Frame, call: _Call) -> Any:
 
     jaxpr, consts = trace_to_jaxpr(flat, [aval_of(value) for value in call.values], call.debug_info)
     outs = walk(frame, close_jaxpr(jaxpr, consts), call.values, owned=True)
-    return jax.tree.unflatten(store[0], [out if is_box(out) else _finished(out) for out in outs])
+    return jax.tree.unflatten(store[0], list(map(_finished, outs)))
 
 
 def _finished(out: Any) -> Any:
-    """A result that the program left as a literal becomes an array."""
-    return out if isinstance(out, jax.Array) or not hasattr(out, "dtype") else jnp.asarray(out)
+    """A result that the program left as a literal, or that is a Python scalar, becomes an array."""
+    return (
+        jnp.asarray(out)
+        if isinstance(out, _NUMBERS) or (hasattr(out, "dtype") and not isinstance(out, (jax.Array, Box)))
+        else out
+    )
 
 
 def _run_final(frame: Frame, call: _Call) -> Any:
-    return run_final(frame, call, call.values)
+    return jax.tree.map(_finished, run_final(frame, call, call.values), is_leaf=is_box)
 
 
 def interpret_jaxpr(interpreter: Any, closed: Any, types: Sequence[Any]) -> Any:

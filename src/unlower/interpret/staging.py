@@ -19,7 +19,7 @@ from unlower._jax_compat_interpret import (
 )
 from unlower.interpret.emissions import Emission, Emissions, EmissionType
 from unlower.interpret.values import LEAF, Type, all_plain, flatten, plain_type, same_types, unflatten
-from unlower.interpret.walk import walk
+from unlower.interpret.walker import walk
 
 __all__ = ["Staged", "stage"]
 

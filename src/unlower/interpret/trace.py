@@ -28,7 +28,7 @@ from unlower._jax_compat_interpret import (
     typeof,
 )
 from unlower.interpret.values import Box, all_plain, is_box
-from unlower.interpret.walk import walk
+from unlower.interpret.walker import walk
 
 __all__ = ["run_final"]
 
