@@ -150,9 +150,8 @@ class _Plan:
             if after is None or dtype == bool:
                 tables[i] = np.full(self._count + 1, start, dtype)
                 continue
-            step = int(after[0]) - int(start)
-            steps = np.arange(self._count + 1, dtype=np.int64) * step + int(start)
-            tables[i] = steps.astype(dtype)
+            begin = np.asarray(start, dtype).reshape(1)
+            tables[i] = np.arange(self._count + 1).astype(dtype) * (after - begin) + begin
         if all(self._follows(tables, i, table) for i, table in tables.items()):
             return tables
         state = {i: np.asarray(v, self._slots[i].aval.dtype).reshape(1) for i, v in starts.items()}
