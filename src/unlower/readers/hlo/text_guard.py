@@ -33,8 +33,9 @@ _LOOSE = rf"%?([\w.\-]+)\s*=\s*({ARRAY}|{TUPLE})\s+([a-z][a-z0-9\-]*)\s*\((?:({I
 _MARK = re.compile(rf"{_LOOSE}|([{{}}])|\bparameter\s*\(\s*(-?\d+)\s*\)")
 _UNTYPED = re.compile(r"=\s*(?:get-tuple-element|recv|scan)\s*\(")
 _MESH = re.compile(r"sharding=\{[^\n]*?mesh\[(?P<axes>[^\]]*)\](?P<rest>[^\n]*)")
-_SIZED = [re.compile(rf"\b{name}\[(?:[^\]]|\]\{{)") for name in ("token", "opaque")]
-_TILES = re.compile(r"\bdevices=\[([\d,]+)\]<=\[([\d,]+)\]")
+# The literal comes first, which is how a regular expression is fast to find nothing.
+_SIZED = [re.compile(rf"{name}\[(?<=\b{name}\[)(?:[^\]]|\]\{{)") for name in ("token", "opaque")]
+_TILES = re.compile(r"devices=(?<=\bdevices=)\[([\d,]+)\]<=\[([\d,]+)\]")
 _AXIS = re.compile(r"""["']([^"'\n]*)["']""")
 _ORIGIN = re.compile(r", origin=\{[^{}\n]*(?:\{[^{}\n]*\}[^{}\n]*)*\}")
 
