@@ -114,7 +114,7 @@ class Program:
         self._rules = rules
         # A rule of the caller's own for loops sees every loop.
         own = rules.get("stablehlo.while") is not op_rules["stablehlo.while"] or COUNTED not in rules
-        self._raised = module if own else raise_loops(module)
+        self._raised = module if own else raise_loops(module, self.loops)
         self.__name__ = self.__qualname__ = module.name
         body = module.main.body
         inputs = interface.inputs

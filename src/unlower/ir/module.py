@@ -24,6 +24,7 @@ __all__ = [
     "Value",
     "Vocabulary",
     "next_number",
+    "replace_ops",
     "walk",
 ]
 
@@ -172,6 +173,26 @@ def walk(region: Region) -> Iterator[Op]:
         yield op
         for inner in op.regions:
             yield from walk(inner)
+
+
+def replace_ops(region: Region, replaced: Mapping[Op, Op | None]) -> Region:
+    """Returns the region with operations replaced, at any depth, or left out where None stands for them.
+
+    What stands for an operation may have its regions, in which operations are replaced as well. A region in which nothing is
+    replaced is returned as it is.
+    """
+    ops: list[Op] = []
+    for op in region.ops:
+        new = replaced.get(op, op)
+        if new is None:
+            continue
+        if new.regions:
+            regions = tuple([replace_ops(inner, replaced) for inner in new.regions])
+            if any(a is not b for a, b in zip(regions, new.regions, strict=True)):
+                new = dataclasses.replace(new, regions=regions)
+        ops.append(new)
+    same = len(ops) == len(region.ops) and all(a is b for a, b in zip(ops, region.ops, strict=True))
+    return region if same else dataclasses.replace(region, ops=tuple(ops))
 
 
 def next_number(region: Region) -> int:

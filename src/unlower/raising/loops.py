@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from unlower.ir.attributes import Int
-from unlower.ir.module import CALLS, CONSTANTS, Function, Module, Op, Region, Value, walk
+from unlower.ir.module import CALLS, CONSTANTS, Module, Op, Region, Value, replace_ops, walk
 from unlower.ir.types import TensorType
 
 __all__ = ["COUNTED", "MOST_ITERATIONS", "Loop", "find_loops", "raise_loops"]
@@ -48,12 +48,14 @@ class Loop(NamedTuple):
       op: the loop.
       trip_count: how often its body runs, or None where that is not proved.
       reason: the condition that failed, or the empty string.
+      starts: the first value of each slot that is known before the loop runs, by its number.
     """
 
     function: str
     op: Op
     trip_count: int | None
     reason: str
+    starts: Mapping[str, Int]
 
 
 class _Unknown(Exception):  # noqa: N818 (no error: the value depends on more than counters)
@@ -69,34 +71,33 @@ def find_loops(module: Module) -> list[Loop]:
     for function in module.functions.values():
         for op in walk(function.body):
             if op.name == "stablehlo.while":
-                found = counter.count(op)
+                first = counter.first(op)
+                found = counter.count(op, first)
                 count, reason = (None, found) if isinstance(found, str) else (found, "")
-                loops.append(Loop(function.name, op, count, reason))
+                elements = {i: cast(TensorType, op.operands[i].type).element for i in first}
+                starts = {str(i): Int(int(array[0]), str(elements[i])) for i, array in first.items()}
+                loops.append(Loop(function.name, op, count, reason, starts))
     return loops
 
 
-def raise_loops(module: Module) -> Module:
-    """Names the loops whose iterations are proved `COUNTED`; everything else stays as it is."""
-    counts = {loop.op: loop.trip_count for loop in find_loops(module) if loop.trip_count is not None}
-    if not counts:
-        return module
-    counter = _Counter(module)
+def raise_loops(module: Module, loops: Sequence[Loop]) -> Module:
+    """Names those of a module's loops `COUNTED` whose iterations are proved; everything else stays as it is.
 
-    def region(old: Region) -> Region:
-        ops = tuple([rebuilt(op) if op.regions else op for op in old.ops])
-        return dataclasses.replace(old, ops=ops)
-
-    def rebuilt(op: Op) -> Op:
-        regions = tuple(map(region, op.regions))
-        if op not in counts:
-            return dataclasses.replace(op, regions=regions)
-        attributes = {**op.attributes, "trip_count": counts[op], "starts": counter.starts(op)}
-        return dataclasses.replace(op, name=COUNTED, attributes=attributes, regions=regions)
-
-    functions: dict[str, Function] = {
-        name: dataclasses.replace(function, body=region(function.body)) for name, function in module.functions.items()
-    }
-    return Module(module.name, functions, module.entry, module.attributes)
+    Args:
+      module: the module.
+      loops: what `find_loops` says of it.
+    """
+    counted: dict[str, dict[Op, Op | None]] = {}
+    for loop in loops:
+        if loop.trip_count is not None:
+            attributes = {**loop.op.attributes, "trip_count": loop.trip_count, "starts": loop.starts}
+            raised = dataclasses.replace(loop.op, name=COUNTED, attributes=attributes)
+            counted.setdefault(loop.function, {})[loop.op] = raised
+    functions = dict(module.functions)
+    for name, replaced in counted.items():
+        function = functions[name]
+        functions[name] = dataclasses.replace(function, body=replace_ops(function.body, replaced))
+    return dataclasses.replace(module, functions=functions) if counted else module
 
 
 class _Counter:
@@ -107,10 +108,10 @@ class _Counter:
             value: op for function in module.functions.values() for op in walk(function.body) for value in op.results
         }
 
-    def count(self, op: Op) -> int | str:
+    def count(self, op: Op, first: Mapping[int, np.ndarray]) -> int | str:
         """Returns how often the body of a loop runs, or why that is not known."""
         condition, body = op.regions
-        state = self._first(op)
+        state = dict(first)
         while True:
             unknown = self._unknown(body, state)
             if not unknown:
@@ -129,14 +130,8 @@ class _Counter:
             return "its condition depends on data"
         return count
 
-    def starts(self, op: Op) -> dict[str, Int]:
-        """The first value of each slot that is known before the loop runs, by its number."""
-        return {
-            str(i): Int(int(array[0]), str(cast(TensorType, op.operands[i].type).element))
-            for i, array in self._first(op).items()
-        }
-
-    def _first(self, op: Op) -> dict[int, np.ndarray]:
+    def first(self, op: Op) -> dict[int, np.ndarray]:
+        """The first values of the slots that are known before the loop runs."""
         state: dict[int, np.ndarray] = {}
         for i, value in enumerate(op.operands):
             if _is_counter(value):

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from unlower.ir.attributes import DenseElements, Symbol
-from unlower.ir.module import CONSTANTS, Function, Module, Op, Region, Value, walk
+from unlower.ir.module import CONSTANTS, Function, Module, Op, Region, Value, replace_ops, walk
 
 __all__ = ["OUTLINED", "outline"]
 
@@ -51,21 +51,25 @@ PATTERNS: Mapping[str, Pattern] = {
 """Name -> pattern, what holds another before it. Attributes are not looked at, nor the order of what is added or multiplied."""
 
 
-def _roots() -> dict[str, list[tuple[str, Pattern]]]:
-    roots: dict[str, list[tuple[str, Pattern]]] = {}
-    for name, pattern in PATTERNS.items():
-        roots.setdefault(f"stablehlo.{pattern[0]}", []).append((name, pattern))
-    return roots
+def _names(pattern: Pattern) -> set[str]:
+    """The names of the operations in a pattern."""
+    if not isinstance(pattern, tuple):
+        return set()
+    return {f"stablehlo.{pattern[0]}"}.union(*map(_names, pattern[1:]))
 
 
-_ROOTS = _roots()
+_NAMES = {name: _names(pattern) for name, pattern in PATTERNS.items()}
 
 
 def outline(module: Module) -> Module:
     """Moves what stands in a pattern into functions; returns the module as it is where nothing does."""
-    if _ROOTS.keys().isdisjoint(module.vocabulary.names):
+    roots: dict[str, list[tuple[str, Pattern]]] = {}
+    for name, pattern in PATTERNS.items():
+        if _NAMES[name] <= module.vocabulary.names:
+            roots.setdefault(f"stablehlo.{pattern[0]}", []).append((name, pattern))
+    if not roots:
         return module
-    outliner = _Outliner(module)
+    outliner = _Outliner(module, roots)
     functions = {name: outliner.function(function) for name, function in module.functions.items()}
     if not outliner.made:
         return module
@@ -74,7 +78,8 @@ def outline(module: Module) -> Module:
 
 
 class _Outliner:
-    def __init__(self, module: Module):
+    def __init__(self, module: Module, roots: Mapping[str, Sequence[tuple[str, Pattern]]]):
+        self._roots = roots
         self._taken = set(module.functions)
         self.made: dict[Any, Function] = {}
 
@@ -82,7 +87,7 @@ class _Outliner:
         makers: dict[Value, Op] = {op.results[0]: op for op in walk(function.body) if len(op.results) == 1}
         found = []
         for op in makers.values():
-            for name, pattern in _ROOTS.get(op.name, ()):
+            for name, pattern in self._roots.get(op.name, ()):
                 match = _Match(makers)
                 if match.value(op.results[0], pattern):
                     found.append((name, op, match))
@@ -109,7 +114,7 @@ class _Outliner:
             if uses[view.results[0]] == read[view.results[0]]:
                 replaced[view] = None
                 read.update(view.operands)
-        return dataclasses.replace(function, body=_without(function.body, replaced))
+        return dataclasses.replace(function, body=replace_ops(function.body, replaced))
 
     def _call(self, name: str, op: Op, match: "_Match") -> Op:
         operands = tuple(match.operands.values())
@@ -237,19 +242,3 @@ def _reads(region: Region) -> list[Value]:
         for inner in op.regions:
             values += _reads(inner)
     return values
-
-
-def _without(region: Region, replaced: Mapping[Op, Op | None]) -> Region:
-    """The region with operations replaced, or left out where None stands for them."""
-    ops: list[Op] = []
-    for op in region.ops:
-        new = replaced.get(op, op)
-        if new is None:
-            continue
-        if new.regions:
-            regions = tuple(_without(inner, replaced) for inner in new.regions)
-            if any(a is not b for a, b in zip(regions, new.regions, strict=True)):
-                new = dataclasses.replace(new, regions=regions)
-        ops.append(new)
-    same = len(ops) == len(region.ops) and all(a is b for a, b in zip(ops, region.ops, strict=True))
-    return region if same else dataclasses.replace(region, ops=tuple(ops))
