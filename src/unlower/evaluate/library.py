@@ -141,10 +141,10 @@ def differentiated_as(module: Module, name: str) -> Function | None:
     if wanted is None:
         return None
     avals = tuple((type_.shape, type_.dtype) for type_ in types if isinstance(type_, TensorType))
-    for candidate, form in _forms(known, avals, came_through_hlo(module)):
+    for variant in _variants(known, avals, came_through_hlo(module)):
         # The module may have lost results that nobody read.
-        if form is not None and set(wanted) <= set(form):
-            return functools.partial(_some_results, candidate, tuple(map(form.index, wanted)))
+        if variant.form is not None and set(wanted) <= set(variant.form):
+            return functools.partial(_some_results, variant.candidate, tuple(map(variant.form.index, wanted)))
     return None
 
 
@@ -153,36 +153,44 @@ def _some_results(function: Function, kept: tuple[int, ...], *arguments: Any) ->
     return tuple(results[i] for i in kept)
 
 
+class _Variant:
+    """A candidate, lowered at some types in one of several ways; not before its form is asked for."""
+
+    def __init__(self, candidate: Function, structs: Sequence[Any], through_hlo: bool, wide: bool):
+        self.candidate = candidate
+        self._structs, self._through_hlo, self._wide = structs, through_hlo, wide
+
+    @functools.cached_property
+    def form(self) -> tuple[bytes, ...] | None:
+        """What it computes; None if it takes no such arguments."""
+        try:
+            module = self._lowered()
+        except (TypeError, ValueError, UnlowerError, mlir_ir.MLIRError, *NATIVE_ERRORS):
+            return None
+        return canonical_form(module, module.entry)
+
+    def _lowered(self) -> Module:
+        with jax.enable_x64(self._wide):
+            # A name of its own keeps JAX from taking it for the function that is there.
+            lowered = jax.jit(lambda *arguments: self.candidate(*arguments)).lower(*self._structs)
+        if not self._through_hlo:
+            return normalize(module_from_mlir(lowered.compiler_ir("stablehlo")))
+        computation = lowered.compiler_ir("hlo")
+        assert computation is not None
+        read = module_from_hlo_proto(computation.as_serialized_hlo_module_proto(), Elision())
+        return normalize(read if isinstance(read, Module) else read.module)
+
+
 @functools.lru_cache(maxsize=1024)
-def _forms(name: str, avals: tuple[Any, ...], through_hlo: bool) -> list[tuple[Function, Any]]:
-    """The candidates for a name, each with the form of what it is lowered to."""
+def _variants(name: str, avals: tuple[Any, ...], through_hlo: bool) -> list[_Variant]:
+    """What a function of this name and of arguments of these types may have been lowered from, and how."""
     found = []
     # A scalar that was a Python number has a type of its own, which changes what some functions are lowered to.
     for weak in [False, True] if any(shape == () for shape, _ in avals) else [False]:
         structs = [jax.ShapeDtypeStruct(shape, dtype, weak_type=weak and shape == ()) for shape, dtype in avals]
         for candidate in LIBRARY[name](structs):
-            for wide in (False, True):
-                module = _lowered(candidate, structs, through_hlo, wide)
-                if module is not None:
-                    found.append((candidate, canonical_form(module, module.entry)))
+            found += [_Variant(candidate, structs, through_hlo, wide) for wide in (False, True)]
     return found
-
-
-def _lowered(candidate: Function, structs: Sequence[Any], through_hlo: bool, wide: bool) -> Module | None:
-    try:
-        with jax.enable_x64(wide):
-            # A name of its own keeps JAX from taking it for the function that is there.
-            lowered = jax.jit(lambda *arguments: candidate(*arguments)).lower(*structs)
-        if not through_hlo:
-            return normalize(module_from_mlir(lowered.compiler_ir("stablehlo")))
-        computation = lowered.compiler_ir("hlo")
-        assert computation is not None
-        proto = computation.as_serialized_hlo_module_proto()
-        read = module_from_hlo_proto(proto, Elision())
-        return normalize(read if isinstance(read, Module) else read.module)
-    except (TypeError, ValueError, UnlowerError, mlir_ir.MLIRError, *NATIVE_ERRORS):
-        # It takes no such arguments.
-        return None
 
 
 def with_derivative(run: Function, module: Module, name: str) -> Function:
