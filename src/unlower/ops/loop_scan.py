@@ -128,49 +128,35 @@ class _Plan:
     # --- tables
 
     def _prove(self, starts: Mapping[int, Any]) -> dict[int, Table]:
-        """The tables of the slots that are known, with the value after the last iteration at their end."""
-        known = dict(starts)
-        while known:
-            tables = self._guess(known)
-            unproved = [i for i, table in tables.items() if not self._follows(tables, i, table)]
-            if not unproved:
-                return tables
-            for i in unproved:
-                del known[i]
-        self._tables = {}
-        return {}
+        """The tables of the slots that are known, with the value after the last iteration at their end.
 
-    def _guess(self, starts: Mapping[int, Any]) -> dict[int, Table]:
-        """Even steps, as the first iteration has them; what is not even is run."""
-        first = self._step({i: np.asarray(v, self._slots[i].aval.dtype).reshape(1) for i, v in starts.items()})
-        tables = {}
-        for i, start in starts.items():
-            dtype = self._slots[i].aval.dtype
-            after = first.get(i)
-            if after is None or dtype == bool:
-                tables[i] = np.full(self._count + 1, start, dtype)
-                continue
-            begin = np.asarray(start, dtype).reshape(1)
-            tables[i] = np.arange(self._count + 1).astype(dtype) * (after - begin) + begin
-        if all(self._follows(tables, i, table) for i, table in tables.items()):
+        What a slot becomes must follow from known slots. Their steps are taken for even, which induction proves or not; where
+        it does not, the loop is run on them.
+        """
+        first = {i: np.asarray(v, self._slots[i].aval.dtype).reshape(1) for i, v in starts.items()}
+        while lost := first.keys() - (second := self._step(first)).keys():
+            for i in lost:
+                del first[i]
+        tables = {i: self._even(begin, second[i]) for i, begin in first.items()}
+        after = self._step({i: table[:-1] for i, table in tables.items()})
+        if all(np.array_equal(np.broadcast_to(after[i], self._count), table[1:]) for i, table in tables.items()):
             return tables
-        state = {i: np.asarray(v, self._slots[i].aval.dtype).reshape(1) for i, v in starts.items()}
-        history = [state]
+        history = [first]
         for _ in range(self._count):
-            after = self._step(state)
-            state = {i: after.get(i, value) for i, value in state.items()}
-            history.append(state)
-        return {i: np.concatenate([state[i] for state in history]) for i in starts}
+            history.append(self._step(history[-1]))
+        tables = {i: np.concatenate([state[i] for state in history]) for i in first}
+        self._step({i: table[:-1] for i, table in tables.items()})
+        return tables
+
+    def _even(self, first: Table, second: Table) -> Table:
+        steps = np.arange(self._count + 1).astype(first.dtype)
+        return np.full_like(steps, first[0]) if first.dtype == bool else steps * (second - first) + first
 
     def _step(self, state: Mapping[int, Table]) -> dict[int, Table]:
+        """What slots become whose values are `state`, as far as it follows from them; `_table` knows these values then."""
         self._tables = {self._slots[i]: table for i, table in state.items()}
         found = {i: self._table(self._results[i]) for i in state}
         return {i: table.reshape(-1) for i, table in found.items() if table is not None}
-
-    def _follows(self, tables: Mapping[int, Table], i: int, table: Table) -> bool:
-        """Whether each value of a slot follows from the values before it: the proof by induction."""
-        after = self._step({j: t[:-1] for j, t in tables.items()}).get(i)
-        return after is not None and np.array_equal(np.broadcast_to(after, self._count), table[1:])
 
     def _table(self, atom: Any) -> Table | None:
         """The table of an integer scalar; None where it does not follow from the counters."""
@@ -325,10 +311,8 @@ class _Plan:
         for read in self._reads.values():
             if read.squeezed is not None:
                 for user in self._uses.get(read.whole, ()):
-                    narrow = str(user.primitive) in ("reshape", "squeeze") and user.params.get("dimensions") is None
-                    narrow = narrow or (
-                        str(user.primitive) == "squeeze" and tuple(user.params["dimensions"]) == (read.rows.axis,)
-                    )
+                    axes = user.params.get("dimensions")
+                    narrow = (str(user.primitive), axes) in (("reshape", None), ("squeeze", (read.rows.axis,)))
                     if narrow and user.outvars[0].aval.shape == read.squeezed.aval.shape:
                         renamed[user.outvars[0]] = read.squeezed
         ends = {read.whole for read in self._reads.values()}
