@@ -69,6 +69,7 @@ PROGRAMS = {
     "unrolled": (lambda *a: recurrent(*a, unroll=3), (W, C, XS)),
     "no inputs": (lambda w, c: lax.scan(lambda c, _: (jnp.tanh(c @ w), c), c, None, length=N), (W, C)),
     "no outputs": (lambda w, c, xs: lax.scan(lambda c, x: (jnp.tanh(c @ w + x), None), c, xs), (W, C, XS)),
+    "rows passed on": (lambda w, c, xs: lax.scan(lambda c, x: (x, jnp.tanh(c @ w)), c, xs), (W, C, XS)),
     "map": (lambda w, xs: lax.map(lambda x: jnp.sin(x @ w), xs), (W, XS)),
     "nested": (nested, (W, C, XS)),
     "counter": (lambda w, c: lax.fori_loop(0, N, lambda i, c: jnp.tanh(c @ w) + i, c), (W, C)),

@@ -273,7 +273,7 @@ class _Plan:
     def _program(self) -> tuple[Callable[..., Any], list[_Read], list[int]]:
         """The body of the scan, which reads it has, and which counters."""
         wanted = [*(self._results[i] for i in self._carried), *(w.update for w in self._writes.values())]
-        equations, needed = self._live([a for a in wanted if type(a) is Var])
+        wanted, equations, needed = self._live(wanted)
         reads = [r for r in self._reads.values() if r.whole in needed or r.squeezed in needed]
         counters = [i for i in self._known if self._slots[i] in needed]
         rows = [v for r in reads for v in (r.whole, r.squeezed) if v in needed]
@@ -305,8 +305,11 @@ class _Plan:
 
         return step, reads, counters
 
-    def _live(self, wanted: list[Any]) -> tuple[list[Any], set[Any]]:
-        """The equations that the results need, and all variables that they read; rows take the place of their slices."""
+    def _live(self, wanted: Sequence[Any]) -> tuple[list[Any], list[Any], set[Any]]:
+        """The results, the equations that they need, and all variables that are read.
+
+        Rows take the place of slices from which only a dimension of size 1 was dropped.
+        """
         renamed: dict[Any, Any] = {}
         for read in self._reads.values():
             if read.squeezed is not None:
@@ -316,7 +319,8 @@ class _Plan:
                     if narrow and user.outvars[0].aval.shape == read.squeezed.aval.shape:
                         renamed[user.outvars[0]] = read.squeezed
         ends = {read.whole for read in self._reads.values()}
-        needed = {renamed.get(v, v) for v in wanted}
+        results = [renamed.get(a, a) if type(a) is Var else a for a in wanted]
+        needed = {a for a in results if type(a) is Var}
         equations: list[Any] = []
         for equation in reversed(self._eqns):
             made = [v for v in equation.outvars if v in needed]
@@ -326,10 +330,7 @@ class _Plan:
             needed.update(a for a in atoms if type(a) is Var)
             equations.append(equation.replace(invars=atoms))
         equations.reverse()
-        for i, v in enumerate(wanted):
-            if v in renamed:
-                wanted[i] = renamed[v]
-        return equations, needed
+        return results, equations, needed
 
 
 def _without(shape: Sequence[int], axis: int) -> tuple[int, ...]:
