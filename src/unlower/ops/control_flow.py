@@ -31,7 +31,9 @@ from unlower.ops.reemit import (
     Call,
     batching_rule,
     equivalent,
+    jvp_of_moving,
     jvp_rule,
+    none_for_zero,
     reemit,
     transpose_rule,
     transpose_through,
@@ -81,15 +83,8 @@ def counted_while(
         return run_as_scan(jaxprs[1], int(trip_count), known, values[split : split + count], values[split + count :])
 
     def differentiate(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
-        moving = [i for i, tangent in enumerate(tangents) if not isinstance(tangent, SymbolicZero)]
-
-        def of_moving(*moved: Any) -> tuple[Any, ...]:
-            full = list(primals)
-            for i, value in zip(moving, moved, strict=True):
-                full[i] = value
-            return as_scan(*full)
-
-        return jax.jvp(of_moving, [primals[i] for i in moving], [tangents[i] for i in moving])
+        moving = [None if isinstance(tangent, SymbolicZero) else tangent for tangent in tangents]
+        return jvp_of_moving(as_scan, primals, moving)
 
     run.defjvp(differentiate, symbolic_zeros=True)
     return tuple(run(*inputs))
@@ -138,17 +133,9 @@ def _if_as_case(call: Call, pred: Array, *captured: Any) -> tuple[Any, ...]:
 
 @jvp_rule("stablehlo.if")
 def _if_jvp(call: Call, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
-    moving = [i for i, tangent in enumerate(tangents) if tangent is not None]
-
-    def of_moving(*values: Any) -> tuple[Any, ...]:
-        full = list(primals)
-        for i, value in zip(moving, values, strict=True):
-            full[i] = value
-        return tuple(_if_as_case(call, *full))
-
     # One choice for results and tangents together.
-    results, out = jax.jvp(of_moving, [primals[i] for i in moving], [tangents[i] for i in moving])
-    return results, [None if tangent.dtype == jax.dtypes.float0 else tangent for tangent in out]
+    results, out = jvp_of_moving(lambda *xs: _if_as_case(call, *xs), primals, tangents)
+    return results, none_for_zero(out)
 
 
 @batching_rule("stablehlo.if")

@@ -35,9 +35,11 @@ __all__ = [
     "batch_by_loop",
     "batching_rule",
     "equivalent",
+    "jvp_of_moving",
     "jvp_rule",
     "materialize_batch",
     "move_batch",
+    "none_for_zero",
     "partial_jvp",
     "reemit",
     "transpose_rule",
@@ -224,8 +226,10 @@ def transpose_through(function: Callable[..., Any]) -> Callable[..., Any]:
     return rule
 
 
-def partial_jvp(function: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, ...]:
-    """Pushes the tangents that are not None through `function`; returns the tangents of its results, None where zero."""
+def jvp_of_moving(
+    function: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]
+) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Pushes the tangents that are not None through `function`; returns its results and their tangents, as `jax.jvp` does."""
     moving = [i for i, tangent in enumerate(tangents) if tangent is not None]
 
     def of_moving(*values: Any) -> tuple[Any, ...]:
@@ -234,8 +238,17 @@ def partial_jvp(function: Callable[..., Any], primals: Sequence[Any], tangents: 
             full[i] = value
         return tuple(function(*full))
 
-    _, out = jax.jvp(of_moving, [primals[i] for i in moving], [tangents[i] for i in moving])
-    return tuple(None if tangent.dtype == jax.dtypes.float0 else tangent for tangent in out)
+    return jax.jvp(of_moving, [primals[i] for i in moving], [tangents[i] for i in moving])
+
+
+def partial_jvp(function: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, ...]:
+    """Pushes the tangents that are not None through `function`; returns the tangents of its results, None where zero."""
+    return none_for_zero(jvp_of_moving(function, primals, tangents)[1])
+
+
+def none_for_zero(tangents: Sequence[Any]) -> tuple[Any, ...]:
+    """Puts None in the place of the tangents of integers."""
+    return tuple(None if tangent.dtype == jax.dtypes.float0 else tangent for tangent in tangents)
 
 
 def types_of(op: Op, *shapes: Sequence[int]) -> tuple[TensorType, ...]:
