@@ -17,11 +17,15 @@ __all__ = [
     "STRINGS",
     "Bytecode",
     "Cursor",
+    "Groups",
     "Reader",
     "Section",
+    "dialect_strings",
     "encode_varint",
+    "entry_groups",
     "header_stop",
     "sections",
+    "string_lengths",
     "varint",
 ]
 
@@ -61,6 +65,10 @@ def encode_varint(value: int) -> bytes:
     return (value << size | 1 << (size - 1)).to_bytes(size, "little")
 
 
+Groups = list[tuple[int, list[tuple[bool, int, int]]]]
+"""Attributes and types by dialect; see `entry_groups`."""
+
+
 class Section(NamedTuple):
     """A section of a file: its number, its alignment (1 for none), where its bytes start and stop."""
 
@@ -92,6 +100,67 @@ def header_stop(data: bytes | memoryview) -> int:
     while data[at]:
         at += 1
     return at + 1
+
+
+def string_lengths(data: bytes | memoryview, at: int) -> tuple[list[int], int]:
+    """Reads how long the strings of a string section are, their zeros included; returns that, and where the first begins."""
+    count, at = varint(data, at)
+    lengths = []
+    for _ in range(count):
+        length, at = varint(data, at)
+        lengths.append(length)
+    # Listed from the last string to the first.
+    return lengths[::-1], at
+
+
+def dialect_strings(data: bytes | memoryview, at: int, version: int) -> tuple[list[int], int]:
+    """Reads which strings name the dialects, and where their table ends, in a version of the format."""
+    count, at = varint(data, at)
+    names = []
+    for _ in range(count):
+        name, at = varint(data, at)
+        if version > 0:
+            name, has_version = name >> 1, name & 1
+            if has_version:  # as a section
+                length, at = varint(data, at + 1)
+                at += length
+        names.append(name)
+    return names, at
+
+
+def entry_groups(data: bytes | memoryview, offsets: tuple[int, int], entries: tuple[int, int]) -> tuple[int, Groups]:
+    """Reads the table of attributes and types.
+
+    Args:
+      data: the file.
+      offsets: where the section of offsets starts and stops.
+      entries: where that of the entries does.
+
+    Returns:
+      how many entries are attributes; the types follow them. And the entries by dialect: the number of the dialect, and for
+      each entry whether it is in the dialect's own encoding, where it starts and where it stops.
+
+    Raises:
+      ValueError: an entry ends after its section.
+    """
+    at, stop = offsets
+    attributes, at = varint(data, at)
+    _, at = varint(data, at)
+    start, limit = entries
+    groups: Groups = []
+    while at < stop:
+        dialect, at = varint(data, at)
+        count, at = varint(data, at)
+        group = []
+        for _ in range(count):
+            size, at = varint(data, at)
+            end = start + (size >> 1)
+            group.append((bool(size & 1), start, end))
+            start = end
+        groups.append((dialect, group))
+    if start > limit:
+        raise ValueError("an attribute ends after its section")
+    return attributes, groups
 
 
 class Cursor:
@@ -179,15 +248,11 @@ class Bytecode:
         return found
 
     def _read_strings(self) -> list[bytes]:
-        """The strings, without their zero; lengths are listed from the last string to the first."""
+        """The strings, without their zero."""
         start, stop = self._sections[STRINGS]
-        count, at = varint(self.data, start)
-        lengths = []
-        for _ in range(count):
-            length, at = varint(self.data, at)
-            lengths.append(length)
+        lengths, at = string_lengths(self.data, start)
         strings = []
-        for length in reversed(lengths):
+        for length in lengths:
             strings.append(self.data[at : at + length - 1])
             at += length
         if at > stop:
@@ -200,14 +265,8 @@ class Bytecode:
 
     def _read_dialects(self) -> tuple[list[str], list[str]]:
         data, (at, stop) = self.data, self._sections[DIALECTS]
-        count, at = varint(data, at)
-        dialects = []
-        for _ in range(count):
-            name, at = varint(data, at)
-            dialects.append(self.string(name >> 1))
-            if name & 1:  # a version follows, as a section; no dialect read here has one
-                length, at = varint(data, at + 1)
-                at += length
+        numbers, at = dialect_strings(data, at, self.version)
+        dialects = list(map(self.string, numbers))
         if self.version >= 4 or at < stop:
             _, at = varint(data, at)  # the number of operation names
         names = []
@@ -220,23 +279,8 @@ class Bytecode:
         return dialects, names
 
     def _read_entries(self) -> tuple[int, list[tuple[str, bool, int, int]]]:
-        data, (at, stop) = self.data, self._sections[OFFSETS]
-        attributes, at = varint(data, at)
-        _, at = varint(data, at)
-        start, limit = self._sections[ENTRIES]
-        entries = []
-        while at < stop:
-            index, at = varint(data, at)
-            count, at = varint(data, at)
-            dialect = self.dialects[index]
-            for _ in range(count):
-                size, at = varint(data, at)
-                end = start + (size >> 1)
-                entries.append((dialect, bool(size & 1), start, end))
-                start = end
-        if start > limit:
-            raise ValueError("an attribute ends after its section")
-        return attributes, entries
+        attributes, groups = entry_groups(self.data, self._sections[OFFSETS], self._sections[ENTRIES])
+        return attributes, [(self.dialects[dialect], *entry) for dialect, group in groups for entry in group]
 
     def section(self, key: int) -> bytes:
         """Returns the bytes of a section, by its number in the format."""

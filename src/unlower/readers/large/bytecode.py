@@ -9,7 +9,7 @@ import functools
 import itertools
 import math
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from unlower.errors import FormatError
@@ -23,10 +23,14 @@ from unlower.readers.mlir_bytecode import (
     MAGIC,
     OFFSETS,
     STRINGS,
+    Groups,
     Section,
+    dialect_strings,
     encode_varint,
+    entry_groups,
     header_stop,
     sections,
+    string_lengths,
     varint,
 )
 
@@ -77,8 +81,9 @@ def _cut(source: Large, elision: Elision, threshold: int) -> bytes | None:
     by_key = {section.key: section for section in found}
     if any(section.stop > len(data) for section in found) or len(by_key) < len(found):
         return None
-    attributes, groups = _groups(data, by_key)
-    entries = [entry for _, _, group in groups for entry in group]
+    dialects = _dialects(data, by_key)
+    attributes, groups = entry_groups(data, by_key[OFFSETS][2:], by_key[ENTRIES][2:])
+    entries = [_Entry(dialects[dialect], *entry) for dialect, group in groups for entry in group]
     dense = {i: _dense(data, entry) for i, entry in enumerate(entries[:attributes])}
     taken = {
         bytes(data[each.start : each.stop])
@@ -101,60 +106,25 @@ def _cut(source: Large, elision: Elision, threshold: int) -> bytes | None:
     return _written(source, found, entries, groups, attributes, replaced) if replaced else None
 
 
-_Groups = list[tuple[int, int, list[_Entry]]]
-"""The number of a dialect, how many entries, the entries."""
-
-
-def _groups(data: memoryview, by_key: dict[int, Section]) -> tuple[int, _Groups]:
-    """Reads the table of attributes and types; returns how many attributes there are, and the entries by dialect."""
-    dialects = _dialects(data, by_key)
-    _, _, at, stop = by_key[OFFSETS]
-    attributes, at = varint(data, at)
-    _, at = varint(data, at)
-    _, _, start, limit = by_key[ENTRIES]
-    groups: _Groups = []
-    while at < stop:
-        index, at = varint(data, at)
-        count, at = varint(data, at)
-        group = []
-        for _ in range(count):
-            size, at = varint(data, at)
-            group.append(_Entry(dialects[index], bool(size & 1), start, start + (size >> 1)))
-            start += size >> 1
-        groups.append((index, count, group))
-    if start > limit:
-        raise ValueError("an attribute ends after its section")
-    return attributes, groups
-
-
 def _dialects(data: memoryview, by_key: dict[int, Section]) -> list[bytes]:
-    _, _, start, _ = by_key[STRINGS]
-    count, start = varint(data, start)
-    lengths = []
-    for _ in range(count):
-        length, start = varint(data, start)
-        lengths.append(length)
-    ends = list(itertools.accumulate(reversed(lengths), initial=start))
-    names = []
+    lengths, start = string_lengths(data, by_key[STRINGS].start)
+    ends = list(itertools.accumulate(lengths, initial=start))
     version, _ = varint(data, len(MAGIC))
-    _, _, at, _ = by_key[DIALECTS]
-    count, at = varint(data, at)
-    for _ in range(count):
-        name, at = varint(data, at)
-        if version > 0:
-            name, has_version = name >> 1, name & 1
-            if has_version:  # as a section
-                length, at = varint(data, at + 1)
-                at += length
-        names.append(bytes(data[ends[name] : ends[name + 1] - 1]))
-    return names
+    names, _ = dialect_strings(data, by_key[DIALECTS].start, version)
+    return [bytes(data[ends[name] : ends[name + 1] - 1]) for name in names]
+
+
+def _content(data: memoryview, entry: _Entry, codes: Mapping[bytes, int]) -> int | None:
+    """Where an entry goes on after its code; None if it is not what `codes` says, by dialect."""
+    if not entry.encoded or entry.dialect not in codes:
+        return None
+    code, at = varint(data, entry.start)
+    return at if code == codes[entry.dialect] else None
 
 
 def _dense(data: memoryview, entry: _Entry) -> _Dense | None:
-    if not entry.encoded or entry.dialect not in _DENSE:
-        return None
-    code, at = varint(data, entry.start)
-    if code != _DENSE[entry.dialect]:
+    at = _content(data, entry, _DENSE)
+    if at is None:
         return None
     type_, at = varint(data, at)
     size, at = varint(data, at)
@@ -163,10 +133,8 @@ def _dense(data: memoryview, entry: _Entry) -> _Dense | None:
 
 def _width(data: memoryview, type_: _Entry, size: int) -> int | None:
     """How many bytes each element takes, where that is a whole number."""
-    if not type_.encoded or type_.dialect not in _TENSOR:
-        return None
-    code, at = varint(data, type_.start)
-    if code != _TENSOR[type_.dialect]:
+    at = _content(data, type_, _TENSOR)
+    if at is None:
         return None
     rank, at = varint(data, at)
     sizes = []
@@ -193,18 +161,18 @@ def _written(
     source: Large,
     found: list[Section],
     entries: list[_Entry],
-    groups: _Groups,
+    groups: Groups,
     attributes: int,
     replaced: dict[int, bytes],
 ) -> bytes:
     """Writes the file with other attributes."""
     offsets = [encode_varint(attributes), encode_varint(len(entries) - attributes)]
     index = 0
-    for dialect, count, group in groups:
-        offsets += [encode_varint(dialect), encode_varint(count)]
-        for entry in group:
-            size = len(replaced[index]) if index in replaced else entry.stop - entry.start
-            offsets.append(encode_varint(size << 1 | entry.encoded))
+    for dialect, group in groups:
+        offsets += [encode_varint(dialect), encode_varint(len(group))]
+        for encoded, start, stop in group:
+            size = len(replaced[index]) if index in replaced else stop - start
+            offsets.append(encode_varint(size << 1 | encoded))
             index += 1
     pieces, at = [], next(section.start for section in found if section.key == ENTRIES)
     for i, content in sorted(replaced.items()):

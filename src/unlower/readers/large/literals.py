@@ -1,10 +1,12 @@
 """Literals in a file -> arrays: how the elements are spelled there, and what they become."""
 
+import abc
 import binascii
+import dataclasses
 import math
 import re
 import warnings
-from typing import NamedTuple, Protocol
+from collections.abc import Callable
 
 import numpy as np
 
@@ -22,65 +24,62 @@ _NARROW = ("i2", "i4", "ui2", "ui4")
 _TRUTH = ((b"true", b"1"), (b"false", b"0"))
 
 
-class Literal(Protocol):
-    """A literal that was left in the file."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class Literal(abc.ABC):
+    """A literal that was left in the file.
 
+    Attributes:
+      source: the file.
+      start: where the elements begin in it.
+      stop: where they end.
+      minor_to_major: the order in which the file has the elements, or None where the last dimension varies fastest.
+    """
+
+    source: Large
+    start: int
+    stop: int
+    minor_to_major: tuple[int, ...] | None = None
+
+    @abc.abstractmethod
     def read(self, type_: TensorType) -> np.ndarray:
         """Returns the elements as MLIR stores them, in memory of their own, in one dimension; ValueError if damaged."""
-        ...
 
-    @property
-    def minor_to_major(self) -> tuple[int, ...] | None:
-        """The order in which the file has the elements, or None where the last dimension varies fastest."""
-        ...
-
-
-class Raw(NamedTuple):
-    """Elements, little-endian, one after another."""
-
-    source: Large
-    start: int
-    stop: int
-    minor_to_major: tuple[int, ...] | None = None
-
-    def read(self, type_: TensorType) -> np.ndarray:
-        """Copies them."""
-        storage = aligned((self.stop - self.start,), np.dtype(np.uint8))
+    def _decoded(self, size: int, decode: Callable[[memoryview], bytes | memoryview]) -> np.ndarray:
+        """Decodes a piece at a time, to `size` bytes in all."""
+        storage, done = aligned((size,), np.dtype(np.uint8)), 0
         for at in range(self.start, self.stop, PIECE):
             end = min(at + PIECE, self.stop)
-            storage[at - self.start : end - self.start] = np.frombuffer(self.source.view[at:end], np.uint8)
-            self.source.release(at, end)
-        return storage
-
-
-class Hexadecimal(NamedTuple):
-    """Elements as MLIR prints them: the bytes, two digits each."""
-
-    source: Large
-    start: int
-    stop: int
-    minor_to_major: tuple[int, ...] | None = None
-
-    def read(self, type_: TensorType) -> np.ndarray:
-        """Decodes the digits."""
-        storage = aligned(((self.stop - self.start) // 2,), np.dtype(np.uint8))
-        done = 0
-        for at in range(self.start, self.stop, PIECE):
-            end = min(at + PIECE, self.stop)
-            piece = binascii.unhexlify(self.source.view[at:end])
-            storage[done : done + len(piece)] = np.frombuffer(piece, np.uint8)
+            piece = np.frombuffer(decode(self.source.view[at:end]), np.uint8)
+            storage[done : done + len(piece)] = piece
             done += len(piece)
             self.source.release(at, end)
         return storage
 
 
-class Integers(NamedTuple):
+class Raw(Literal):
+    """Elements, little-endian, one after another."""
+
+    __slots__ = ()
+
+    def read(self, type_: TensorType) -> np.ndarray:
+        """Copies them."""
+        return self._decoded(self.stop - self.start, lambda piece: piece)
+
+
+class Hexadecimal(Literal):
+    """Elements as MLIR prints them: the bytes, two digits each."""
+
+    __slots__ = ()
+
+    def read(self, type_: TensorType) -> np.ndarray:
+        """Decodes the digits."""
+        return self._decoded((self.stop - self.start) // 2, binascii.unhexlify)
+
+
+class Integers(Literal):
     """Elements as packed integers of the protobuf wire format."""
 
-    source: Large
-    start: int
-    stop: int
-    minor_to_major: tuple[int, ...] | None = None
+    __slots__ = ()
 
     def read(self, type_: TensorType) -> np.ndarray:
         """Decodes them."""
@@ -104,13 +103,10 @@ class Integers(NamedTuple):
         return array.view(np.uint8)
 
 
-class Decimals(NamedTuple):
+class Decimals(Literal):
     """Elements as HLO text has them: numbers in braces, one pair for each row of each dimension."""
 
-    source: Large
-    start: int
-    stop: int
-    minor_to_major: tuple[int, ...] | None = None
+    __slots__ = ()
 
     def read(self, type_: TensorType) -> np.ndarray:
         """Parses the numbers."""
