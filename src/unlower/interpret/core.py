@@ -59,8 +59,8 @@ class Interpreter:
       default: takes the place of the method `default`; likewise `lift`, `lower` and `join`.
       fallback: what `default` does with a `Box` where there is no rule: `"materialize"` it, or `"raise"`.
       custom_rules: what becomes of the derivative rules of `custom_jvp` and `custom_vjp`: `"transform"` them too, `"keep"` them
-        as they are, `"drop"` them and differentiate the transformed function, or `"auto"`: keep where the function is
-        unchanged, else drop.
+        as they are (then the value is the transformed function's, and the derivative what the rule says), `"drop"` them and
+        differentiate the transformed function, or `"auto"`: keep where the function is unchanged, else drop.
       opaque: names of primitives whose program inside is to be left alone although it holds primitives with rules.
 
     Raises:

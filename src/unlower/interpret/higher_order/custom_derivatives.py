@@ -8,6 +8,9 @@ from outside that the interpreter's rules have used.
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
+import numpy as np
+
 from unlower._jax_compat_interpret import (
     SymbolicZero,
     Zero,
@@ -24,6 +27,8 @@ from unlower.interpret.staging import Staged, call_staged
 from unlower.interpret.structure import equal
 from unlower.interpret.values import all_plain, convert_leaf, plain_type, type_of
 
+Function = Callable[..., Any]
+
 
 def _is_quiet(interpreter: Any, params: dict[str, Any]) -> bool:
     """A rule is a program too, but one that shows only when it is asked for."""
@@ -33,10 +38,11 @@ def _is_quiet(interpreter: Any, params: dict[str, Any]) -> bool:
 
 
 def decide(ctx: Any, jaxpr: Any, values: tuple[Any, ...]) -> tuple[str, tuple[Any, ...], Staged | None]:
-    """Chooses between `"transform"`, `"keep"` and `"drop"` for one function.
+    """Chooses between `"transform"`, `"same"`, `"keep"` and `"drop"` for one function.
 
     Returns:
-      the choice, the function's inputs, and the function as staged unless its rule is dropped.
+      the choice, which is `"same"` where a rule is to be kept and the function is what it was; the function's inputs; and the
+      function as staged unless its rule is dropped.
     """
     policy = ctx.interpreter.custom_rules
     if policy == "drop" or not all_plain(values):
@@ -49,9 +55,14 @@ def decide(ctx: Any, jaxpr: Any, values: tuple[Any, ...]) -> tuple[str, tuple[An
     staged = ctx.stage(jaxpr, values, results=results, is_open=True)
     if staged.hoisted or not all(t.is_plain for t in staged.results):
         return "drop", values, None
-    if policy == "auto":
-        policy = "keep" if not staged.changed or equal(staged.muted, jaxpr, dce=bool(staged.emissions)) else "drop"
-    return policy, values, staged
+    if policy != "transform" and is_same(staged, jaxpr):
+        policy = "same"
+    return "drop" if policy == "auto" else policy, values, staged
+
+
+def is_same(staged: Staged, jaxpr: Any) -> bool:
+    """Whether a function does what it did, apart from what it emits."""
+    return not staged.changed or equal(staged.muted, jaxpr, dce=bool(staged.emissions))
 
 
 def emit_beside(ctx: Any, staged: Staged, values: Sequence[Any]) -> None:
@@ -66,6 +77,7 @@ def keep_rule(
     jaxpr: Any,
     values: tuple[Any, ...],
     transform: Callable[[tuple[Any, ...], Staged], dict[str, Any]],
+    derive: Callable[[Function, Function], Function] | None,
 ) -> list[Any]:
     """Interprets a function that brings a derivative rule, by the policy.
 
@@ -75,13 +87,79 @@ def keep_rule(
       jaxpr: the function.
       values: its inputs.
       transform: makes the parameters that hold the transformed rule, from the inputs and the function as staged.
+      derive: makes the function with the value of one and the derivative of the other; None where the rule brings no values.
     """
     policy, values, staged = decide(ctx, jaxpr, values)
     if policy == "drop" or staged is None:
         return ctx.sub(jaxpr, *values)
     emit_beside(ctx, staged, values)
+    if policy == "keep" and derive is not None:
+        return derive(lambda *v: call_staged(staged.muted, v), lambda *v: ctx.rebind(v))(*values)
     rule = transform(values, staged) if policy == "transform" else {}
     return ctx.rebind(values, **{name: staged.muted}, **rule)
+
+
+def with_tangents_of(value: Function, derivative: Function) -> Function:
+    """The function that has the value of one and the tangents of another, for forward and reverse mode.
+
+    A derivative rule computes the value too, its own: what it says about tangents is all that is taken from it.
+    """
+
+    @jax.custom_jvp
+    def function(*primals: Any) -> list[Any]:
+        return list(value(*primals))
+
+    def rule(primals: Any, tangents: Any) -> tuple[Any, Any]:
+        moving = [i for i, t in enumerate(tangents) if not isinstance(t, SymbolicZero)]
+        along = _restrict(derivative, primals, moving)
+        _, out = jax.jvp(along, [primals[i] for i in moving], [tangents[i] for i in moving])
+        return function(*primals), list(out)
+
+    function.defjvp(rule, symbolic_zeros=True)
+    return function
+
+
+def with_cotangents_of(value: Function, derivative: Function) -> Function:
+    """The function that has the value of one and the cotangents of another, for reverse mode."""
+
+    @jax.custom_vjp
+    def function(*primals: Any) -> list[Any]:
+        return list(value(*primals))
+
+    def forward(*primals: Any) -> tuple[Any, Any]:
+        values = [p.value for p in primals]
+        moving = [i for i, p in enumerate(primals) if p.perturbed]
+        _, pull_back = jax.vjp(_restrict(derivative, values, moving), *(values[i] for i in moving))
+        # Which inputs move is told by the structure of the residuals, which is static.
+        return list(value(*values)), (pull_back, [() if p.perturbed else None for p in primals])
+
+    def backward(residuals: Any, cotangents: Any) -> tuple[Any, ...]:
+        pull_back, moved = residuals
+        given = list(map(_as_array, cotangents))
+        found = iter(pull_back(given))
+        return tuple(None if flag is None else next(found) for flag in moved)
+
+    function.defvjp(forward, backward, symbolic_zeros=True)
+    return function
+
+
+def _as_array(cotangent: Any) -> Any:
+    if not isinstance(cotangent, SymbolicZero):
+        return cotangent
+    aval: Any = cotangent.aval
+    return np.zeros(aval.shape, aval.dtype)
+
+
+def _restrict(function: Function, values: Sequence[Any], moving: Sequence[int]) -> Function:
+    """The function of some of its arguments, the others fixed."""
+
+    def restricted(*moved: Any) -> Any:
+        filled = list(values)
+        for place, value in zip(moving, moved, strict=True):
+            filled[place] = value
+        return list(function(*filled))
+
+    return restricted
 
 
 def memoize(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -135,7 +213,7 @@ def custom_jvp(
 
         return {"jvp_jaxpr_fun": wrap_like(tangent_rule, jvp_jaxpr_fun)}
 
-    return keep_rule(ctx, "call_jaxpr", call_jaxpr, values, transform)
+    return keep_rule(ctx, "call_jaxpr", call_jaxpr, values, transform, with_tangents_of)
 
 
 @higher_order("custom_vjp_call", is_quiet=_is_quiet)
@@ -155,7 +233,7 @@ def custom_vjp(
         fwd, new_bwd = _transform_vjp(ctx, values, staged, fwd_jaxpr_thunk, bwd, num_consts, out_trees)
         return {"fwd_jaxpr_thunk": wrap_like(fwd, fwd_jaxpr_thunk), "bwd": wrap_like(new_bwd, bwd)}
 
-    return keep_rule(ctx, "call_jaxpr", call_jaxpr, values, transform)
+    return keep_rule(ctx, "call_jaxpr", call_jaxpr, values, transform, with_cotangents_of)
 
 
 def _transform_vjp(
@@ -220,7 +298,7 @@ def linear_call(
 
         return {"transpose_thunk": transpose}
 
-    return keep_rule(ctx, "callee", callee, values, transform)
+    return keep_rule(ctx, "callee", callee, values, transform, None)
 
 
 @higher_order("remat_opt")

@@ -18,9 +18,14 @@ from unlower._jax_compat_interpret import (
     typematch,
     typeof,
 )
-from unlower.interpret.higher_order.custom_derivatives import emit_beside
+from unlower.interpret.higher_order.custom_derivatives import (
+    emit_beside,
+    is_same,
+    with_cotangents_of,
+    with_tangents_of,
+)
 from unlower.interpret.higher_order.registry import higher_order
-from unlower.interpret.structure import equal
+from unlower.interpret.staging import call_staged
 from unlower.interpret.values import all_plain, convert_leaf, plain_type
 
 RULES = {
@@ -28,6 +33,9 @@ RULES = {
     "CustomVJPTraced": ("fwd", "bwd", "remat_rules", "bwd_accums"),
 }
 """Classes of functions with derivative rules -> the parameters that are rules."""
+
+DERIVE = {"CustomJVPTraced": with_tangents_of, "CustomVJPTraced": with_cotangents_of}
+"""The same classes -> what keeps a function's rule when its value changes."""
 
 CALLS = ("RematTraced",)
 """Classes of plain calls."""
@@ -133,15 +141,15 @@ def _rewrite_function(ctx: Any, values: Sequence[Any], hijax: Any) -> list[Any] 
     staged = ctx.stage(jaxpr, types, results=results)
     if staged.hoisted:
         return None
-    if policy == "auto":
-        if not _as_declared(values, hijax) or (
-            staged.changed and not equal(staged.muted, jaxpr, dce=bool(staged.emissions))
-        ):
-            return None
-        policy = "keep"
+    same = is_same(staged, jaxpr)
+    if policy == "auto" and not (same and _as_declared(values, hijax)):
+        return None
     values = [convert_leaf(v, a) for v, a in zip(values, hijax.in_avals_flat, strict=True)]
     if staged.emissions:
         emit_beside(ctx, staged, _function_inputs(hijax, values))
+    if policy == "keep" and not same:
+        run = lambda *v: call_staged(staged.muted, _function_inputs(hijax, v))
+        return DERIVE[_kind(hijax)](run, lambda *v: ctx.rebind(v))(*values)
     held = hijax.params[name]
     program = staged.muted
     params = {name: replace_traced_jaxpr(held, program) if is_traced(held) else program}
