@@ -25,7 +25,7 @@ LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 # Packages beside the tower, which rest on a few of its layers only.
 ALLOWED = {
     "interpret": {"errors", "_registry", "_jax_compat", "_jax_compat_interpret"},
-    "amp": {"errors", "_registry", "_jax_compat", "interpret"},
+    "amp": {"errors", "_registry", "_jax_compat", "_jax_compat_interpret", "interpret"},
     "transforms": {"errors", "_registry", "_jax_compat", "interpret"},
 }
 FACE = {"", "__main__"}  # the public face and the command may import anything

@@ -268,6 +268,13 @@ def new_primitive(name: str) -> Any:
     return primitive
 
 
+def single_result_primitive(name: str) -> Any:
+    """Creates a primitive with one result that runs eagerly by compiling itself."""
+    primitive = core.Primitive(name)
+    primitive.def_impl(functools.partial(dispatch.apply_primitive, primitive))
+    return primitive
+
+
 def result_aval(operands: Sequence[Any], shape: tuple[int, ...], dtype: np.dtype) -> Any:
     """The abstract value of a result: inside a shard_map it varies along every axis along which an operand does."""
     like = next(

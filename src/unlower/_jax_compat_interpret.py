@@ -331,6 +331,20 @@ def sub_jaxprs(params: dict[str, Any]) -> Iterator[Any]:
             yield from (item for item in value if isinstance(item, JAXPR_TYPES))
 
 
+def replace_sub_jaxprs(params: dict[str, Any], jaxprs: Sequence[Any]) -> dict[str, Any]:
+    """An equation's parameters with other Jaxprs, in the order in which `sub_jaxprs` yields them."""
+    rest = iter(jaxprs)
+
+    def replaced(value: Any) -> Any:
+        if isinstance(value, JAXPR_TYPES):
+            return next(rest)
+        if isinstance(value, (tuple, list)) and any(isinstance(item, JAXPR_TYPES) for item in value):
+            return type(value)(next(rest) if isinstance(item, JAXPR_TYPES) else item for item in value)
+        return value
+
+    return {name: replaced(value) for name, value in params.items()}
+
+
 def reset_output_stores(functions: Sequence[Any]) -> None:
     """Empties the primal's store of the output tree if that of its derivative rule is full: JAX wants exactly one of them.
 
@@ -348,6 +362,22 @@ def _is_filled(store: Any) -> bool:
         return store is not None and (store.val, True)[1]
     except lu.StoreException:
         return False
+
+
+def with_equations(jaxpr: Any, invars: Sequence[Any], outvars: Sequence[Any], eqns: Sequence[Any]) -> Any:
+    """The Jaxpr with other inputs, results and equations; its constants, effects and names stay."""
+    inner = _inner(jaxpr)
+    parts = (list(inner.constvars), list(invars), list(outvars), list(eqns), inner.effects, inner.debug_info)
+    if len(JAXPR_TYPES) == 1:
+        made: Any = Jaxpr
+        return made(*parts, inner.is_high, consts=list(jaxpr.consts))
+    opened = Jaxpr(*parts, inner.is_high)
+    return opened if inner is jaxpr else _CLOSED(opened, jaxpr.consts)
+
+
+def new_equation(equation: Any, invars: Sequence[Any], outvars: Sequence[Any], **changes: Any) -> Any:
+    """An equation in the place of another: its source, context and effects; `primitive` and `params` may be changed."""
+    return equation.replace(invars=list(invars), outvars=list(outvars), **changes)
 
 
 def drop_outputs(jaxpr: Any, count: int) -> Any:

@@ -284,11 +284,13 @@ class Context:
     def without_rule(self, values: Sequence[Any]) -> Any:
         """Handles the equation as one that has no rule."""
         primitive, interpreter = self.primitive, self.interpreter
+        if primitive.name in interpreter.opaque:
+            return self.bind_as_declared(*values)
         handler = find_handler(primitive)
         if handler is not None:
             return handler.apply(self, *values, **self.params)
         self.refuse_hidden()
-        if interpreter.overrides_default:
+        if interpreter.has_default:
             values = self.arrays(values)
         return interpreter.default(self, *values, **self.params)
 

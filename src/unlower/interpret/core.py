@@ -79,6 +79,8 @@ class Interpreter:
     fallback: str = "materialize"
     custom_rules: str = "auto"
     opaque: frozenset[str] = frozenset()
+    default_is_local: bool = False
+    """Whether `default` matters only to equations whose operands have changed their types; the others are then copied."""
 
     _class_rules: ClassVar[Registry] = Registry("primitive")
     _used = False
@@ -127,6 +129,21 @@ class Interpreter:
                 raise ctx.error(UnsupportedOpError, "no rule for a primitive that meets a box", "add a rule for it")
             values = tuple(map(self.lower, values))
         return ctx.bind(*values)
+
+    def prepare(
+        self, jaxpr: Any, types: Sequence[Type] | None = None, results: Sequence[Type | None] | None = None
+    ) -> Any:
+        """Rewrites a closed Jaxpr as a whole before its equations are interpreted, for a transform that has to look ahead.
+
+        It is called with the outermost program, and with each program that a derivative rule makes when JAX calls it; all
+        others stand inside one of these. By default they stay as they are.
+
+        Args:
+          jaxpr: the program.
+          types: the types of the values it will get, where they may differ from what it declares.
+          results: the types that its results will be converted to; None for all of them, or for one, if nobody minds.
+        """
+        return jaxpr
 
     def lower(self, value: Any) -> Any:
         """Turns a value into the array that it stands for."""
@@ -243,6 +260,8 @@ class Interpreter:
     def _is_quiet(self, primitive: Any) -> str:
         if self.find_rule(primitive) is not None:
             return "no"
+        if primitive.name in self.opaque:
+            return "yes"
         if find_handler(primitive) is not None:
             return "inside"
         return "no" if self.overrides_default else "yes"
@@ -289,6 +308,11 @@ class Interpreter:
     @functools.cached_property
     def overrides_default(self) -> bool:
         """Whether primitives without a rule may be changed too."""
+        return not self.default_is_local and self.has_default
+
+    @functools.cached_property
+    def has_default(self) -> bool:
+        """Whether `default` is the user's own."""
         return "default" in self.__dict__ or type(self).default is not Interpreter.default
 
     @functools.cached_property
@@ -343,7 +367,17 @@ class Interpreter:
         return f"<{type(self).__name__} with {sum(map(len, self._tables))} rules>"
 
 
-_DERIVED = ("_tables", "is_inert", "overrides_default", "_quiet", "_touched", "_ruled", "staged", "_used")
+_DERIVED = (
+    "_tables",
+    "is_inert",
+    "overrides_default",
+    "has_default",
+    "_quiet",
+    "_touched",
+    "_ruled",
+    "staged",
+    "_used",
+)
 
 
 def _check_option(name: str, value: str, allowed: tuple[str, ...]) -> None:

@@ -128,7 +128,8 @@ def _run_initial(frame: Frame, call: _Call) -> Any:
         return leaves
 
     jaxpr, consts = trace_to_jaxpr(flat, [aval_of(value) for value in call.values], call.debug_info)
-    outs = walk(frame, close_jaxpr(jaxpr, consts), call.values, owned=True)
+    program = frame.interpreter.prepare(close_jaxpr(jaxpr, consts))
+    outs = walk(frame, program, call.values, owned=True)
     return jax.tree.unflatten(store[0], list(map(_finished, outs)))
 
 
@@ -147,6 +148,7 @@ def _run_final(frame: Frame, call: _Call) -> Any:
 
 def interpret_jaxpr(interpreter: Any, closed: Any, types: Sequence[Any]) -> Any:
     """Applies an interpreter to a closed Jaxpr; see `Interpreter.jaxpr`."""
+    closed = interpreter.prepare(closed)
     program = [plain_type(v.aval) for v in closed.invars]
     if types and len(types) != len(program):
         raise RuleError(f"{len(types)} types for {len(program)} inputs", mend="pass one for each, or none at all")

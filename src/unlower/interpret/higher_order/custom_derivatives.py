@@ -176,6 +176,7 @@ def memoize(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def stage_rule(ctx: Any, name: str, jaxpr: Any, types: Sequence[Any], results: Sequence[Any] | None) -> tuple[Any, Any]:
     """Interprets a rule's Jaxpr; returns it open, with its constants."""
+    jaxpr = ctx.interpreter.prepare(jaxpr, types, results)
     staged = ctx.stage(jaxpr, types, results=results, name=name, is_open=True, cached=False)
     if staged.emissions:
         raise no_emissions(ctx, name, staged.emissions[0].name)
@@ -249,7 +250,8 @@ def _transform_vjp(
         closed = close_jaxpr(jaxpr, consts)
         n_residuals = len(closed.outvars) - len(outs)
         declared_residuals[:] = [v.aval for v in closed.outvars[:n_residuals]]
-        free = ctx.stage(closed, primals, name="fwd", is_open=True, cached=False)
+        prepared = ctx.interpreter.prepare(closed, primals, [*[None] * n_residuals, *outs])
+        free = ctx.stage(prepared, primals, name="fwd", is_open=True, cached=False)
         if free.emissions:
             raise no_emissions(ctx, "fwd", free.emissions[0].name)
         # Residuals take what type they like, but the results are those of the function.
