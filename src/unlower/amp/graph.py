@@ -76,7 +76,7 @@ class Value:
 
 @dataclass(eq=False, slots=True)
 class Node:
-    """An equation, or a tie between values, which its name tells: `carry`, `constant of a loop`, `result`, `branches` and so on.
+    """An equation, or a tie between values, which its name tells: `carry`, `constant of a loop`, `result`, `branches` ...
 
     Attributes:
       name: of its primitive.

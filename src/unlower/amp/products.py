@@ -15,7 +15,7 @@ import jax
 from jax import lax
 from jax.interpreters import ad, batching, mlir
 
-from unlower._jax_compat import eval_closed_jaxpr, single_result_primitive, zero_tangent
+from unlower._jax_compat import eval_closed_jaxpr, result_aval, single_result_primitive, zero_tangent
 from unlower._jax_compat_interpret import Tracer, bind_equation, current_trace, jaxpr_parts, typeof
 from unlower.interpret import Box, Interpreter, higher_order
 
@@ -100,7 +100,13 @@ def _run(*values: Any, jaxpr: Any, wide: tuple[bool, bool]) -> Any:
     return bind_equation(equation.primitive, _split(values, wide)[0], equation.params)
 
 
-product_p.def_abstract_eval(lambda *avals, jaxpr, wide: jaxpr_parts(jaxpr).outvars[0].aval)
+def _abstract(*avals: Any, jaxpr: Any, wide: tuple[bool, bool]) -> Any:
+    out = jaxpr_parts(jaxpr).outvars[0].aval
+    varies = any(getattr(aval, "mat", None) and aval.mat.varying for aval in avals)
+    return result_aval(avals, out.shape, out.dtype) if varies else out
+
+
+product_p.def_abstract_eval(_abstract)
 mlir.register_lowering(product_p, mlir.lower_fun(_run, multiple_results=False))
 
 
