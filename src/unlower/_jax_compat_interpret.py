@@ -365,9 +365,12 @@ def _is_filled(store: Any) -> bool:
 
 
 def with_equations(jaxpr: Any, invars: Sequence[Any], outvars: Sequence[Any], eqns: Sequence[Any]) -> Any:
-    """The Jaxpr with other inputs, results and equations; its constants, effects and names stay."""
+    """The Jaxpr with other equations and results, and more inputs before its own; constants, effects and names stay."""
     inner = _inner(jaxpr)
-    parts = (list(inner.constvars), list(invars), list(outvars), list(eqns), inner.effects, inner.debug_info)
+    debug, more = inner.debug_info, len(invars) - len(inner.invars)
+    if more and debug.arg_names is not None:
+        debug = debug._replace(arg_names=("",) * more + tuple(debug.arg_names))
+    parts = (list(inner.constvars), list(invars), list(outvars), list(eqns), inner.effects, debug)
     if len(JAXPR_TYPES) == 1:
         made: Any = Jaxpr
         return made(*parts, inner.is_high, consts=list(jaxpr.consts))

@@ -130,7 +130,7 @@ def test_stacked_weights_are_cast_layer_by_layer(see):
 
 def adam_loop(steps):
     optimizer = optax.adam(1e-2)
-    x, y = normal(64, 32), normal(64, 1, seed=1)
+    x, y = normal(64, 32), normal(64, 4, seed=1)
 
     def loss(w):
         return jnp.mean((jnp.tanh(x @ w["a"]) @ w["b"] - y) ** 2)
@@ -140,7 +140,7 @@ def adam_loop(steps):
         updates, o = optimizer.update(jax.grad(loss)(w), o, w)
         return optax.apply_updates(w, updates), o
 
-    w = {"a": normal(32, 32, seed=2) / 6, "b": normal(32, 1, seed=3) / 6}
+    w = {"a": normal(32, 32, seed=2) / 6, "b": normal(32, 4, seed=3) / 6}
     return w, optimizer.init(w), step, lambda state: lax.fori_loop(0, steps, lambda _, s: step(s), state)
 
 

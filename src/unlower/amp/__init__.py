@@ -8,17 +8,20 @@ Example:
   dtype('float32')
 """
 
+from unlower.amp.explain import Explanation, explain
 from unlower.amp.loss_scale import LossScale, LossScaleError, grad, value_and_grad
 from unlower.amp.policy import Policy, PolicyError
 from unlower.amp.regions import full_precision, half_precision
 from unlower.amp.transform import autocast
 
 __all__ = [
+    "Explanation",
     "LossScale",
     "LossScaleError",
     "Policy",
     "PolicyError",
     "autocast",
+    "explain",
     "full_precision",
     "grad",
     "half_precision",

@@ -53,6 +53,8 @@ def _classify(node: Node, policy: Policy) -> None:
         node.kind, node.reason = _conversion(node)
     else:
         node.kind, node.reason = kind_of(node.name, params, policy.low)
+    if node.name == "mul" and node.equation.invars[0] is node.equation.invars[1] and policy.low.name == "float16":
+        node.kind, node.reason = Kind.FULL, "a square leaves the range of float16"
     if node.kind is Kind.LOW:
         _classify_product(node)
     if node.name in policy.kernels or params.get("name") in policy.kernels:
@@ -205,11 +207,14 @@ def _is_free_scalar(value: Value, results: list[Value], policy: Policy) -> bool:
 
 
 def _find_reach(graph: Graph) -> None:
-    """Backwards: from which values a product is still to come, through whatever."""
+    """Backwards: from which values a product is still to come, through whatever, and which are read by what may be low."""
     for node in reversed(graph.nodes):
-        if node.kind is Kind.LOW or any(v.reaches_low for v in _wide(node.results)):
-            for value in _wide(node.operands):
-                value.reaches_low = True
+        results = _wide(node.results)
+        reaches = node.kind is Kind.LOW or any(v.reaches_low for v in results)
+        reads = any(v.read_low for v in results) if node.kind is Kind.CLEAR else node.kind is not Kind.FULL
+        for value in _wide(node.operands):
+            value.reaches_low |= reaches
+            value.read_low |= reads
 
 
 def _decide(node: Node) -> None:
@@ -218,11 +223,12 @@ def _decide(node: Node) -> None:
     elif node.kind is Kind.FOLLOW:
         follows = any(v.after_low for v in _wide(node.operands))
         leads = any(v.reaches_low for v in _wide(node.results))
-        node.low = follows and leads
-        if node.reason:
-            return
+        read = any(v.read_low for v in _wide(node.results))
+        node.low = follows and leads and read
         if node.low:
-            node.reason = "between two products"
+            node.reason = node.reason or "between two products"
+        elif follows and leads:
+            node.reason = "all that read it are in full precision"
         else:
             node.reason = "no product comes after it" if follows else "no product comes before it"
 
@@ -231,7 +237,9 @@ def _find_wishes(graph: Graph) -> None:
     """Backwards: who wants a value low, who wants it full, and whether all who care want it low."""
     for node in reversed(graph.nodes):
         results = _wide(node.results)
+        feeds_products = node.name == _LOOP_CONSTANT and all(v.only_products and v.wants_low for v in results)
         for value in _wide(node.operands):
+            value.only_products &= (node.low and node.is_product) or feeds_products
             if node.low:
                 value.wants_low = True
             elif node.kind is not Kind.CLEAR:
@@ -243,7 +251,8 @@ def _find_wishes(graph: Graph) -> None:
                 value.all_low &= all(v.all_low and v.wants_low for v in results)
 
 
-_GROWS = ("broadcast_in_dim", "convert_element_type", "constant of a loop")
+_LOOP_CONSTANT = "constant of a loop"
+_GROWS = ("broadcast_in_dim", "convert_element_type", _LOOP_CONSTANT)
 """What is better cast before than after: it makes more of its operand, or is done once instead of often."""
 
 
@@ -257,6 +266,9 @@ def _store(node: Node) -> None:
             low = not any(v.tainted for v in results) and any(v.wants_low for v in results)
         elif not low and node.name in _GROWS:
             low = bool(results) and all(v.wants_low and v.all_low for v in results) and _grows(node)
+            if node.name == _LOOP_CONSTANT:
+                # Anything but a product would sum its gradient over the iterations in low precision.
+                low = low and all(v.only_products for v in results)
         node.low = low
         for value in results:
             value.stored_low = low

@@ -60,7 +60,7 @@ class Value:
     """
 
     __slots__ = (
-        "after_low", "all_low", "amplified", "constant", "consumers", "is_wide", "reaches_low", "shape", "stored_low",
+        "after_low", "all_low", "amplified", "constant", "consumers", "is_wide", "only_products", "reaches_low", "read_low", "shape", "stored_low",
         "tainted", "wants_full", "wants_low",
     )  # fmt: skip
 
@@ -70,8 +70,8 @@ class Value:
         self.consumers: list[Node] = []
         self.constant = constant
         self.stored_low = self.amplified = self.tainted = self.after_low = self.reaches_low = False
-        self.wants_low = self.wants_full = False
-        self.all_low = True
+        self.read_low = self.wants_low = self.wants_full = False
+        self.all_low = self.only_products = True
 
 
 @dataclass(eq=False, slots=True)

@@ -16,6 +16,8 @@ from unlower._jax_compat_interpret import (
     new_equation,
     new_var,
     replace_sub_jaxprs,
+    scan_groups,
+    scan_params,
     with_equations,
 )
 from unlower.amp.graph import Call, Node, Program, Value
@@ -50,13 +52,14 @@ class _Painter:
         self.known: dict[Any, Any] = {}
         self.cast_params = {"new_dtype": low, "weak_type": False, "sharding": None}
 
-    def program(self, program: Program, output: np.dtype | None = None) -> Any:
+    def program(self, program: Program, output: np.dtype | None = None, twins: tuple[int, ...] = ()) -> Any:
+        """Paints one program; for the inputs at `twins` it takes, before all others, what they were cast from."""
         signature = _signature(program)
         if not any(signature) and output is None:
             return program.jaxpr
-        key = (id(program.jaxpr), signature, output)
+        key = (id(program.jaxpr), signature, output, twins)
         if key not in self.known:
-            self.known[key] = _Page(self, program).paint(output)
+            self.known[key] = _Page(self, program).paint(output, twins)
         return self.known[key]
 
     def aval(self, aval: Any, stored_low: bool) -> Any:
@@ -108,9 +111,14 @@ class _Page:
         self.casts: dict[tuple[Any, bool], Any] = {}
         """Variable of the old Jaxpr, and whether low is wanted -> variable of the new in that dtype."""
 
-    def paint(self, output: np.dtype | None) -> Any:
+        self.twins: dict[Any, Any] = {}
+        """Variable of the old Jaxpr whose value is low -> variable of the new that holds what it was cast from."""
+
+    def paint(self, output: np.dtype | None, twins: tuple[int, ...]) -> Any:
         source, parts = self.source, self.parts
+        self.twins = {parts.invars[place]: new_var(parts.invars[place].aval) for place in twins}
         invars = [self.define(v, value) for v, value in zip(parts.invars, source.inputs, strict=True)]
+        invars = [*self.twins.values(), *invars]
         for v in parts.constvars:
             self.variables[v] = v
         for equation, item in zip(parts.eqns, source.items, strict=True):
@@ -229,8 +237,7 @@ class _Page:
         lows = self.operands(equation, node.operands, True)
         wide = []
         for var, value in zip(equation.invars[:2], node.operands[:2], strict=True):
-            is_cast = value is not None and not value.stored_low and not isinstance(var, Literal)
-            wide.append(self.variables[var] if is_cast else None)
+            wide.append(None if value is None else self.cast_from(var, value))
         (result,) = node.results
         dtype = self.painter.low if result is not None and result.stored_low else WIDE
         jaxpr = product_jaxpr(equation.primitive, equation.params, [v.aval for v in lows], dtype)
@@ -238,6 +245,12 @@ class _Page:
         outvars = [self.define(v, value) for v, value in zip(equation.outvars, node.results, strict=True)]
         invars = [*lows, *(w for w in wide if w is not None)]
         self.equations.append(new_equation(equation, invars, outvars, primitive=product_p, params=params))
+
+    def cast_from(self, var: Any, value: Value) -> Any:
+        """The variable that holds a low operand in float32, if there is one."""
+        if isinstance(var, Literal):
+            return None
+        return self.twins.get(var) if value.stored_low else self.variables[var]
 
     def call(self, equation: Any, call: Call) -> None:
         invars = []
@@ -247,6 +260,9 @@ class _Page:
             else:
                 invars.append(self.use(var, *pair, equation))
         outvars = [self.define(v, value) for v, value in zip(equation.outvars, call.results, strict=True)]
+        if equation.primitive.name == "scan" and (twins := self.loop_twins(equation, call)):
+            self.scan(equation, call, twins, invars, outvars)
+            return
         painted = [self.painter.program(child) for child in call.children]
         same = all(p is child.jaxpr for p, child in zip(painted, call.children, strict=True))
         if same and invars == equation.invars and outvars == equation.outvars:
@@ -254,3 +270,22 @@ class _Page:
             return
         params = equation.params if same else replace_sub_jaxprs(equation.params, painted)
         self.equations.append(new_equation(equation, invars, outvars, params=params))
+
+    def loop_twins(self, equation: Any, call: Call) -> dict[int, Any]:
+        """Constants of a loop that are cast before it -> what they are cast from, which goes in beside them.
+
+        The gradient of such a constant is summed over the iterations: in float32, since it is the gradient of the twin.
+        """
+        count, _ = scan_groups(equation.params)
+        twins = {}
+        for place, (var, pair) in enumerate(zip(equation.invars[:count], call.operands[:count], strict=True)):
+            if pair is not None and pair[1].stored_low and (wide := self.cast_from(var, pair[0])) is not None:
+                twins[place] = wide
+        return twins
+
+    def scan(self, equation: Any, call: Call, twins: dict[int, Any], invars: list[Any], outvars: list[Any]) -> None:
+        n_consts, n_carry = scan_groups(equation.params)
+        groups = (n_consts + len(twins), n_carry, len(equation.invars) - n_consts - n_carry)
+        body = self.painter.program(call.children[0], twins=tuple(twins))
+        params = replace_sub_jaxprs(equation.params, [body]) | scan_params(*groups, len(equation.outvars) - n_carry)
+        self.equations.append(new_equation(equation, [*twins.values(), *invars], outvars, params=params))
