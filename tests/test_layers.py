@@ -26,7 +26,7 @@ LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 ALLOWED = {
     "interpret": {"errors", "_registry", "_jax_compat", "_jax_compat_interpret"},
     "amp": {"errors", "_registry", "_jax_compat", "_jax_compat_interpret", "interpret"},
-    "transforms": {"errors", "_registry", "_jax_compat", "interpret"},
+    "transforms": {"errors", "_registry", "_jax_compat", "_jax_compat_interpret", "interpret"},
 }
 FACE = {"", "__main__"}  # the public face and the command may import anything
 

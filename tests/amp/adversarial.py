@@ -110,7 +110,9 @@ def kl_of_two_softmaxes(x, w, t):
 # --- norms and statistics
 
 for sd, mean in ((1, 0), (300, 0), (1, 100), (0.001, 0), (3000, 0)):
-    case(normal(16, 64, scale=sd, mean=mean), W, name=f"layernorm_sd{sd}_mean{mean}")(lambda x, w: layernorm(x, 1e-12) @ w)
+    case(normal(16, 64, scale=sd, mean=mean), W, name=f"layernorm_sd{sd}_mean{mean}")(
+        lambda x, w: layernorm(x, 1e-12) @ w
+    )
     case(normal(16, 64, scale=sd, mean=mean), W, name=f"rmsnorm_sd{sd}_mean{mean}")(lambda x, w: rmsnorm(x, 1e-12) @ w)
 
 

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tests.amp.adversarial import CASES
 
+from tests.amp.adversarial import CASES
 from unlower import amp
 from unlower.amp.products import PRODUCTS
 from unlower.amp.transform import _product
@@ -32,7 +32,9 @@ def scalar(function):
 
     def of(*args):
         leaves = [x for x in jax.tree.leaves(function(*args)) if jnp.issubdtype(x.dtype, jnp.floating)]
-        return sum((x.astype(jnp.float32) / x.size * jnp.cos(jnp.arange(x.size).reshape(x.shape))).sum() for x in leaves)
+        return sum(
+            (x.astype(jnp.float32) / x.size * jnp.cos(jnp.arange(x.size).reshape(x.shape))).sum() for x in leaves
+        )
 
     return of
 

@@ -109,7 +109,14 @@ class Explanation:
         scopes = _html_table(
             ("scope", "operations", "casts", "cast bytes", "flops", "low flops"),
             [
-                (s or "(top)", t["operations"], t["casts"], _size(t["cast_bytes"]), f"{t['flops']:.3g}", f"{t['low']:.0%}")
+                (
+                    s or "(top)",
+                    t["operations"],
+                    t["casts"],
+                    _size(t["cast_bytes"]),
+                    f"{t['flops']:.3g}",
+                    f"{t['low']:.0%}",
+                )
                 for s, t in self.by_scope().items()
             ],
         )

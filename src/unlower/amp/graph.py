@@ -60,9 +60,21 @@ class Value:
     """
 
     __slots__ = (
-        "after_low", "all_low", "amplified", "constant", "consumers", "is_wide", "only_products", "reaches_low", "read_low", "shape", "stored_low",
-        "tainted", "wants_full", "wants_low",
-    )  # fmt: skip
+        "after_low",
+        "all_low",
+        "amplified",
+        "constant",
+        "consumers",
+        "is_wide",
+        "only_products",
+        "reaches_low",
+        "read_low",
+        "shape",
+        "stored_low",
+        "tainted",
+        "wants_full",
+        "wants_low",
+    )
 
     def __init__(self, aval: Any, constant: Any = None):
         self.is_wide = getattr(aval, "dtype", None) == WIDE

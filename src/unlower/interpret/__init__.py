@@ -14,11 +14,32 @@ from unlower._jax_compat_interpret import hide_frames
 from unlower.interpret.context import Context
 from unlower.interpret.core import Interpreter
 from unlower.interpret.emissions import Log
+from unlower.interpret.fold import Fold, FoldError
 from unlower.interpret.higher_order import OPAQUE, higher_order
+from unlower.interpret.propagate import Place, Propagate, PropagateError
 from unlower.interpret.staging import Staged
+from unlower.interpret.structure import Visit, diff, equal, walk
 from unlower.interpret.values import Box, Type
 
-__all__ = ["OPAQUE", "Box", "Context", "Interpreter", "Log", "Staged", "Type", "higher_order"]
+__all__ = [
+    "OPAQUE",
+    "Box",
+    "Context",
+    "Fold",
+    "FoldError",
+    "Interpreter",
+    "Log",
+    "Place",
+    "Propagate",
+    "PropagateError",
+    "Staged",
+    "Type",
+    "Visit",
+    "diff",
+    "equal",
+    "higher_order",
+    "walk",
+]
 
 _HERE = pathlib.Path(__file__).parent
 hide_frames(*(str(_HERE / name) for name in ("context", "core", "front", "staging", "trace", "walker", "higher_order")))
