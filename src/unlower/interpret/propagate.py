@@ -228,7 +228,7 @@ def _complete(*groups: Values) -> bool:
 
 def _scan(engine: Propagate, place: Place, ins: Values, outs: Values) -> tuple[Values, Values] | None:
     """Runs a loop from its end to its start: each iteration gives, of the carry after it, the carry before."""
-    params = place.params
+    params = dict(place.params)
     body, length = params["jaxpr"], params["length"]
     n_consts, n_carry = scan_groups(params)
     consts, carry, xs = ins[:n_consts], ins[n_consts : n_consts + n_carry], ins[n_consts + n_carry :]

@@ -90,8 +90,8 @@ def count_flops(function: Callable[..., Any]) -> Callable[..., Count]:
 
     A product of m x k and k x n counts 2mkn, a convolution two for each term it sums; elementwise operations count one for each
     element of the result, reductions one for each of the operand; moving values, integers and comparisons count nothing. A
-    `scan` counts its length times, a `cond` its most expensive branch, term by term where they depend on loops, a `shard_map` all
-    shards, and a `while` by its trips, which `Count.at` takes.
+    `scan` counts its length times, a `cond` its most expensive branch, term by term where they depend on loops, a `shard_map`
+    all shards, and a `while` by its trips, which `Count.at` takes.
 
     Args:
       function: a function of JAX arrays.

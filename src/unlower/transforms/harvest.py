@@ -87,7 +87,8 @@ def harvest(
 
     Returns:
       a function of the same arguments that returns `(results, log)`. A `Log` is a mapping from names to values; those of a
-      `scan` are stacked, those of a branch not taken are zero with `log.present[name]` False, of a `while` the last iteration's.
+      `scan` are stacked, those of a branch not taken are zero with `log.present[name]` False, those of a `while` are the last
+      iteration's.
 
     Example:
       >>> import jax, jax.numpy as jnp

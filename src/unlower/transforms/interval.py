@@ -44,6 +44,7 @@ class Interval(Box):
 
     @property
     def aval(self) -> Any:
+        """The type of the array that lies in between."""
         return jax.typeof(self.lower)
 
 
@@ -161,7 +162,7 @@ for _name, _ulps in ROUNDED.items():
 def _sort(ctx: Context, *values: Any, **params: Any) -> Any:
     if len(values) > 1:
         raise ctx.error(UnsupportedOpError, "several arrays sorted together", "sort each alone")
-    return [Interval(*(ctx.bind(end)[0] for end in _ends(values[0])))]
+    return [Interval(*(ctx.bind(end)[0] for end in _ends(value))) for value in values]
 
 
 def _reverse_order(ulps: float) -> Callable[..., Any]:
@@ -378,7 +379,8 @@ def _select(ctx: Context, which: Any, *cases: Any, **params: Any) -> Any:
         return Interval(ctx.bind(which, *(e[0] for e in ends)), ctx.bind(which, *(e[1] for e in ends)))
     lower, upper = ctx.bind(which.lower, *(e[0] for e in ends)), ctx.bind(which.lower, *(e[1] for e in ends))
     for number, (a, b) in enumerate(ends):
-        possible = jnp.broadcast_to((which.lower <= number) & (number <= which.upper), a.shape)
+        chosen = jnp.asarray(number, which.lower.dtype)
+        possible = jnp.broadcast_to((which.lower <= chosen) & (chosen <= which.upper), a.shape)
         lower = jnp.where(possible, jnp.minimum(lower, a), lower)
         upper = jnp.where(possible, jnp.maximum(upper, b), upper)
     return Interval(lower, upper)

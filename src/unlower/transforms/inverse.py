@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from unlower._jax_compat_interpret import Tracer
 from unlower.errors import UnlowerError
 from unlower.interpret.propagate import Place, Propagate, Values
 
@@ -21,9 +22,9 @@ class InverseError(UnlowerError, ValueError):
 def inverse(function: Callable[..., Any], *like: Any) -> Callable[..., Any]:
     """Returns the inverse of a function.
 
-    Every equation is turned round for itself: elementwise bijections, sums and products with what is known, products with a known
-    square matrix, triangular solves, cumulative sums, splits, slices and concatenations, transposes, through `jit`, `scan`, `cond`
-    and `checkpoint`. Operations that are one to one only on part of their domain (`x**2`) are refused.
+    Every equation is turned round for itself: elementwise bijections, sums and products with what is known, products with a
+    known square matrix, triangular solves, cumulative sums, splits, slices and concatenations, transposes, through `jit`,
+    `scan`, `cond` and `checkpoint`. Operations that are one to one only on part of their domain (`x**2`) are refused.
 
     Args:
       function: a function of JAX arrays.
@@ -238,7 +239,7 @@ def _slice(place: Place, ins: Values) -> tuple[slice, ...]:
 
 def _dynamic_slice(place: Place, ins: Values) -> tuple[slice, ...] | None:
     starts = ins[1:]
-    if any(s is None or isinstance(s, jax.core.Tracer) for s in starts):
+    if any(s is None or isinstance(s, Tracer) for s in starts):
         return None
     sizes, shape = place.params["slice_sizes"], place.aval(0).shape
     clamped = [min(max(int(s), 0), n - size) for s, n, size in zip(starts, shape, sizes, strict=True)]
