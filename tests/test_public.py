@@ -19,11 +19,13 @@ PUBLIC = [
     "UnhandledHigherOrderError",
     "UnlowerError",
     "UnsupportedOpError",
+    "amp",
     "inspect",
     "interpret",
     "load",
     "op_rule",
     "op_rules",
+    "transforms",
     "verify",
 ]
 

@@ -7,7 +7,7 @@ Example:
   Array(2., dtype=float32)
 """
 
-from unlower import interpret
+from unlower import amp, interpret, transforms
 from unlower.errors import (
     DuplicateRuleError,
     FormatError,
@@ -37,10 +37,12 @@ __all__ = [
     "UnhandledHigherOrderError",
     "UnlowerError",
     "UnsupportedOpError",
+    "amp",
     "inspect",
     "interpret",
     "load",
     "op_rule",
     "op_rules",
+    "transforms",
     "verify",
 ]

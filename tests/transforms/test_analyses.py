@@ -226,7 +226,9 @@ def _like(x):
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.lists(st.sampled_from(["tanh", "matrix right", "coupling", "slices", "cumsum", "scan"]), min_size=1, max_size=3))
+@given(
+    st.lists(st.sampled_from(["tanh", "matrix right", "coupling", "slices", "cumsum", "scan"]), min_size=1, max_size=3)
+)
 def test_inverse_of_compositions(names):
     def function(x):
         for name in names:
@@ -250,7 +252,9 @@ def test_inverse_of_several_arguments_and_known_ones():
     np.testing.assert_allclose(jax.vmap(inverse(jnp.exp))(jnp.array([1.0, 2.0])), np.log([1, 2]), rtol=1e-6)
 
 
-@pytest.mark.parametrize("function", [lambda x: x**2, lambda x: x.sum() + 0 * x, jnp.abs, lambda x: x @ W[:, :3] @ W[:3]])
+@pytest.mark.parametrize(
+    "function", [lambda x: x**2, lambda x: x.sum() + 0 * x, jnp.abs, lambda x: x @ W[:, :3] @ W[:3]]
+)
 def test_inverse_names_what_is_in_the_way(function):
     with pytest.raises(InverseError, match="where: `\\w+`"):
         inverse(function)(X[0])
@@ -305,12 +309,13 @@ def test_random_keys_as_state():
         return key, jax.random.normal(use, x.shape)
 
     function = lambda x: lax.scan(lambda c, _: (c, perform("normal", c)), x, None, length=3)[1]
-    out, key = effect_handler(function, {"normal": draw})(jax.random.key(0), jnp.zeros(2))
+    out, end = effect_handler(function, {"normal": draw})(jax.random.key(0), jnp.zeros(2))
     expected, wanted = jax.random.key(0), []
     for _ in range(3):
         expected, value = draw(expected, jnp.zeros(2))
         wanted.append(value)
     np.testing.assert_array_equal(out, jnp.stack(wanted))
+    assert end == expected
 
 
 def test_what_does_not_fit_is_refused():

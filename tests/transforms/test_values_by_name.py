@@ -50,7 +50,7 @@ def test_harvest_equals_eager_values(around):
     out, log = harvest(f)(ONE)
     assert float(out) == float(jnp.sin(ONE) * 2)
     assert float(log["y"]) == float(jnp.sin(ONE))
-    inside, log = jax.jit(harvest(f))(ONE)
+    out, log = jax.jit(harvest(f))(ONE)
     np.testing.assert_allclose(log["y"], jnp.sin(ONE), rtol=1e-6)
     _, rows = jax.vmap(harvest(f))(jnp.arange(3.0))
     np.testing.assert_allclose(rows["y"], np.sin(np.arange(3)), rtol=1e-6)
@@ -68,7 +68,7 @@ def test_harvest_of_loops_and_branches():
 
 def test_harvest_of_tangents_and_cotangents():
     f = lambda x: tag("y", x**2) * 3
-    (value, slope), log = harvest(lambda x, t: jax.jvp(f, (x,), (t,)), kind="tangent")(2 * ONE, ONE)
+    (_, slope), log = harvest(lambda x, t: jax.jvp(f, (x,), (t,)), kind="tangent")(2 * ONE, ONE)
     assert (float(slope), float(log["y"])) == (12.0, 4.0)
     gradient, log = harvest(jax.grad(f), kind="cotangent")(2 * ONE)
     assert (float(gradient), float(log["y"])) == (12.0, 3.0)
