@@ -20,6 +20,7 @@ from unlower.readers.mlir_bytecode import (
     Section,
     dialect_strings,
     entry_groups,
+    header_stop,
     sections,
     string_lengths,
     varint,
@@ -42,48 +43,48 @@ class UnknownError(ValueError):
     """The file holds what cannot be checked here, and may be whole."""
 
 
-_FORMS: dict[bytes, dict[int, str]] = {
-    # `n` an unsigned number, `i` a signed one, `b` a byte, `g` a string, `r` a resource; `t` a type, `a` an attribute, `o` one
-    # or none, `s` a string attribute, `l` a location, `y` a symbol; in capitals, a number and as many of them; `P` pairs of
-    # names and values, `D` of attributes; `e` and a digit, an enumeration of so many cases.
-    b"builtin": {
-        **{0: "A", 1: "P", 2: "g", 3: "gt", 4: "s", 5: "sY", 6: "t", 7: ""},
-        **{10: "ll", 11: "snn", 12: "L", 13: "La", 14: "sl", 15: "", 16: "tr", 22: "sN"},
-    },
-    b"vhlo": {
-        **{0: "IiIn", 1: "A", 2: "n", 3: "e6", 4: "e5", 5: "e5", 6: "D", 7: "e4", 10: "IiI", 11: "e3", 12: "e3", 13: "e3"},
-        **{14: "g", 16: "e4", 17: "t", 18: "I", 19: "e3"},
-    },
-    b"stablehlo": {
-        **{1: "ii", 2: "e6", 3: "e5", 4: "iiIiiIiiI", 5: "IIII", 6: "e4", 7: "IIIIIi", 8: "e3", 9: "e3", 10: "e3"},
-        **{11: "IIIIIi", 12: "e4", 13: "I", 14: "IiI", 15: "tttiiib", 16: "e3"},
-    },
-    b"chlo": {0: "e6", 1: "e5"},
-    b"sdy": {
-        **{0: "S", 1: "gi", 2: "AI", 3: "ii", 4: "go", 5: "Abn", 6: "aAA", 7: "A", 8: "I", 9: "A", 10: "IAAIIIIb"},
-        **{11: "A", 12: "A", 13: "Aii", 14: "A", 15: "aAAA", 16: "A", 17: "aAAAi"},
-    },
+def _forms(text: str) -> dict[int, str]:
+    """A table by code, written as `code=form` or `first-last=form`."""
+    table = {}
+    for codes, form in (entry.split("=") for entry in text.split()):
+        first, _, last = codes.partition("-")
+        table |= dict.fromkeys(range(int(first), int(last or first) + 1), form)
+    return table
+
+
+# `n` an unsigned number, `i` a signed one, `b` a byte, `g` a string, `r` a resource; `t` a type, `a` an attribute, `o` one or
+# none, `s` a string attribute, `l` a location, `y` a symbol; in capitals, a number and as many of them; `P` pairs of names and
+# values, `D` of attributes; `e` and a digit, an enumeration of so many cases.
+_FORMS = {
+    b"builtin": _forms("0=A 1=P 2=g 3=gt 4=s 5=sY 6=t 7= 10=ll 11=snn 12=L 13=La 14=sl 15= 16=tr 22=sN"),
+    b"vhlo": _forms("0=IiIn 1=A 2=n 3=e6 4-5=e5 6=D 7=e4 10=IiI 11-13=e3 14=g 16=e4 17=t 18=I 19=e3"),
+    b"stablehlo": _forms(
+        "1=ii 2=e6 3=e5 4=iiIiiIiiI 5=IIII 6=e4 7=IIIIIi 8-10=e3 11=IIIIIi 12=e4 13=I 14=IiI 15=tttiiib 16=e3"
+    ),
+    b"chlo": _forms("0=e6 1=e5"),
+    b"sdy": _forms(
+        "0=S 1=gi 2=AI 3=ii 4=go 5=Abn 6=aAA 7=A 8=I 9=A 10=IAAIIIIb 11-12=A 13=Aii 14=A 15=aAAA 16=A 17=aAAAi"
+    ),
 }
 """What attributes hold, by dialect and code."""
 
-_TYPE_FORMS: dict[bytes, dict[int, str]] = {
-    b"builtin": {1: "", 2: "TT", 9: "t", 12: "", 13: "It", 14: "aIt", 15: "T", 18: "t"}
-    | dict.fromkeys([*range(3, 7), *range(21, 33)], ""),
-    b"vhlo": {1: "t", 8: "TT", 20: "It", 21: "aIt", 23: "T", 25: "t"}
-    | dict.fromkeys([0, *range(2, 8), *range(9, 20), 22, *range(26, 41)], ""),
-    b"stablehlo": {0: "", 1: "T"},
+_TYPE_FORMS = {
+    b"builtin": _forms("1= 2=TT 3-6= 9=t 12= 15=T 18=t 21-32="),
+    b"vhlo": _forms("0= 1=t 2-7= 8=TT 9-19= 22= 23=T 25=t 26-40="),
+    b"stablehlo": _forms("0= 1=T"),
 }
 """What types hold, likewise."""
 
 _TENSORS = {b"builtin": (13, 14), b"vhlo": (20, 21)}
 _STRING, _SYMBOL, _LOCATIONS = 2, 4, frozenset([*range(10, 16), 22])
 _COMPLEX = {b"builtin": 9, b"vhlo": 1}
-_BUILTIN_WIDTHS = {3: 16, 4: 16, 5: 32, 6: 64, 1: 64, 21: 19} | dict.fromkeys([*range(22, 29), *range(29, 33)], 8)
-_VHLO_WIDTHS = (
-    {0: 1, 2: 16, 3: 16, 4: 32, 5: 64, 9: 64, 34: 19}
-    | {10: 4, 11: 8, 12: 16, 13: 32, 14: 64, 15: 4, 16: 8, 17: 16, 18: 32, 19: 64, 31: 2, 32: 2}
-    | dict.fromkeys([6, 7, 27, 28, 29, 35, 36, 37, 38, 39, 40], 8)
-)
+_WIDTHS = {
+    b"builtin": _forms("1=64 3-4=16 5=32 6=64 21=19 22-32=8"),
+    b"vhlo": _forms(
+        "0=1 2-3=16 4=32 5=64 6-7=8 9=64 10=4 11=8 12=16 13=32 14=64 15=4 16=8 17=16 18=32 19=64 27-29=8 31-32=2 34=19"
+    )
+    | _forms("35-40=8"),
+}
 """Code of a type without parts -> how many bits a number of it has; those below a byte count as one where they are stored."""
 
 
@@ -110,7 +111,9 @@ class _Tables:
     def __init__(self, data: bytes):
         self._data = data
         self._sections = self._find_sections()
-        self._version, _ = varint(data, len(MAGIC))
+        self._version, start = varint(data, len(MAGIC))
+        # MLIR quotes the producer in its errors, as it does names.
+        data[start : header_stop(data)].decode()
         names = self._strings()
         self._dialects = self._read_dialects(names)
         self._resource_count = self._count_resources()
@@ -308,10 +311,10 @@ class _Tables:
         if encoded and code == _COMPLEX.get(dialect):
             part = Cursor(self._data, start + 1, stop)
             return 2 * _stored(self._bits(self._field(part, "t")), of_complex=True)
-        widths = {b"builtin": _BUILTIN_WIDTHS, b"vhlo": _VHLO_WIDTHS}.get(dialect, {})
-        if code not in widths:
+        width = _WIDTHS.get(dialect, {}).get(code)
+        if width is None:
             raise UnknownError(f"numbers of type {code} of {dialect.decode()}")
-        return widths[code]
+        return int(width)
 
     def number(self, dialect: bytes, cursor: Cursor) -> list[int]:
         """Checks a number: its type, its bits."""
