@@ -112,12 +112,19 @@ DAMAGES = {
     "a string that is not there": (RAW, BUILTIN, ATTRIBUTE, 2, last_of(2, 0xFF), "refers to number 127"),
     "a long list": (RAW, BUILTIN, ATTRIBUTE, 1, at(1, 0xFF), "a list of 127 in fewer bytes"),
     "a code with other fields": (RAW, BUILTIN, ATTRIBUTE, 4, at(0, 14 << 1 | 1), "attribute"),
-    "data of another size": (RAW, BUILTIN, ATTRIBUTE, 18, at(2, 0x05), "not end where it should|ends after"),
+    "data of another size": (RAW, BUILTIN, ATTRIBUTE, 18, at(2, 0x05), "not end where it should|ends after|in 2 bytes"),
     "an array of another size": (RAW, BUILTIN, ATTRIBUTE, 17, at(2, 0x41), "32 numbers of 64 bits in"),
     "a type that is not there": (RAW, BUILTIN, TYPE, 13, last_of(None, 0xFF), "refers to number 127"),
     "a tensor of itself": (PORTABLE, VHLO, TYPE, 20, None, "a tensor of tensors"),
     "integers without bits": (RAW, BUILTIN, TYPE, 0, at(1, 0x01), "(integers|numbers) of 0 bits|does not end"),
-    "data of a tensor of VHLO": (PORTABLE, VHLO, ATTRIBUTE, 15, at(2, 0x05), "not end where it should|ends after"),
+    "data of a tensor of VHLO": (
+        PORTABLE,
+        VHLO,
+        ATTRIBUTE,
+        15,
+        at(2, 0x05),
+        "not end where it should|ends after|in 2 bytes",
+    ),
     "an array of VHLO that is too long": (PORTABLE, VHLO, ATTRIBUTE, 1, at(1, 0xFD), "a list of 126 in fewer bytes"),
 }
 
@@ -163,6 +170,16 @@ def test_what_nobody_knows_is_read_in_a_process_of_its_own():
         guard_bytecode(damaged)
     with pytest.raises(FormatError):
         unlower.load(damaged)
+
+
+@pytest.mark.parametrize("data", [RAW, PORTABLE])
+def test_arguments_and_more_operations_at_the_top(data):
+    # MLIR's reader ends the process on them.
+    start = next(section.start for section in sections(data) if section.key == 4)
+    assert data[start] == 1 << 2 | 1
+    for byte in (0x07, 0x09, 0x57):
+        with pytest.raises(DamageError, match="not one operation at its top"):
+            guard_bytecode(data[:start] + bytes([byte]) + data[start + 1 :])
 
 
 @pytest.mark.parametrize("cut", range(5, len(RAW), 97))

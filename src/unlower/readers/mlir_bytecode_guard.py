@@ -2,7 +2,7 @@
 
 The tables of a file (strings, dialects, attributes, types, resources) must be what `mlir_bytecode` says of them; each
 attribute and type must hold what its code asks for, refer to what is there and is of the right kind, and never to itself.
-What the operations hold is left to MLIR, which checks it. Source: `BuiltinDialectBytecode.td` of MLIR; StableHLO's
+What operations hold is left to MLIR, which checks it. Source: `BuiltinDialectBytecode.td` of MLIR; StableHLO's
 `VhloBytecode.cpp` and `StablehloBytecode.cpp`; Shardy's `bytecode.td`. Codes and dialects that are not listed here are no
 damage: nobody can say.
 """
@@ -30,6 +30,9 @@ from unlower.readers.mlir_types import UNKNOWN_SIZE
 __all__ = ["DamageError", "UnknownError", "guard_bytecode"]
 
 _IR, _RESOURCES, _RESOURCE_OFFSETS, _PROPERTIES = 4, 5, 6, 8
+_ONE_OPERATION = 1 << 1
+"""How a block of one operation and no arguments begins."""
+
 _LAST_SECTION, _LAST_VERSION = 8, 6
 _DEEPEST = 1000
 """References in a row, from which on MLIR's reader may run out of stack."""
@@ -129,7 +132,9 @@ class _Tables:
         self._codes = [varint(data, start)[0] if encoded else -1 for _, encoded, start, _ in self._entries]
 
     def check(self) -> None:
-        """Checks each entry, and that none leads to itself."""
+        """Checks each entry, and that none leads to itself; and that there is one operation at the top, as every writer has."""
+        if varint(self._data, self._sections[_IR].start)[0] != _ONE_OPERATION:
+            raise DamageError("not one operation at its top")
         edges: list[tuple[int, ...]] = []
         unknown = None
         for index, entry in enumerate(self._entries):
