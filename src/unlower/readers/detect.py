@@ -20,6 +20,7 @@ from unlower._jax_compat import mlir_ir as ir
 from unlower.errors import FormatError
 from unlower.ir.interface import ExportRecord, Source
 from unlower.ir.module import Module
+from unlower.readers import progress
 from unlower.readers.elision import Elision
 from unlower.readers.folders import Content, dump_contents, pick_from_dump
 from unlower.readers.foreign import FOREIGN
@@ -167,7 +168,12 @@ def _read(source: Any, elision: Elision, signature: str | None, module: str | No
             _refuse_choice("a folder of modules", signature, None)
             return _read(pick_from_dump(path, sniff, module), elision, None, None)
     _refuse_choice("a file with one program", signature, module)
-    return _read_bytes(cut_literals(_opened(source, path, elision.limits), elision), elision)
+    opened = _opened(source, path, elision.limits)
+    with progress.reading("the program" if path is None else path.name, len(opened)) as opened.watch:
+        try:
+            return _read_bytes(cut_literals(opened, elision), elision)
+        finally:
+            opened.watch = None
 
 
 def _refuse_choice(what: str, signature: str | None, module: str | None) -> None:
