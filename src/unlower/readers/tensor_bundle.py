@@ -141,7 +141,9 @@ class TensorBundle(Mapping[str, np.ndarray]):
             path = self._prefix.with_name(f"{self._prefix.name}.data-{shard:05d}-of-{self._num_shards:05d}")
             if not path.is_file():
                 raise FormatError(f"the data file {path.name} is missing", where=str(path.parent), mend=_MEND)
-            data = self._shards[shard] = np.memmap(path, np.uint8, "r")
+            # An empty file cannot be mapped.
+            data = np.memmap(path, np.uint8, "r") if path.stat().st_size else np.zeros(0, np.uint8)
+            self._shards[shard] = data
         if not 0 <= offset <= offset + size <= data.size:
             raise FormatError(
                 f"the variable {name} lies at bytes {offset} to {offset + size} of a file of {data.size}",
@@ -177,7 +179,7 @@ def read_strings(data: bytes, count: int, *, checksum: bool) -> list[bytes]:
     strings, lengths, at = [], [], 0
     try:
         for _ in range(count):
-            length, at = _number(data, at)
+            length, at = _read_number(data, at)
             lengths.append(length)
     except IndexError:
         at = len(data)
@@ -233,9 +235,9 @@ def _read_block(data: bytes, handle: tuple[int, int], path: pathlib.Path) -> Ite
     stop = size - 4 - 4 * restarts
     at, key = 0, b""
     while at < stop:
-        shared, at = _number(block, at)
-        fresh, at = _number(block, at)
-        length, at = _number(block, at)
+        shared, at = _read_number(block, at)
+        fresh, at = _read_number(block, at)
+        length, at = _read_number(block, at)
         key = key[:shared] + block[at : at + fresh]
         at += fresh
         yield key, block[at : at + length]
@@ -243,12 +245,12 @@ def _read_block(data: bytes, handle: tuple[int, int], path: pathlib.Path) -> Ite
 
 
 def _handle(data: bytes, at: int) -> tuple[tuple[int, int], int]:
-    offset, at = _number(data, at)
-    size, at = _number(data, at)
+    offset, at = _read_number(data, at)
+    size, at = _read_number(data, at)
     return (offset, size), at
 
 
-def _number(data: bytes, at: int) -> tuple[int, int]:
+def _read_number(data: bytes, at: int) -> tuple[int, int]:
     """Reads a varint; raises IndexError where there is none, as for any byte that is missing: the callers name the file."""
     try:
         return varint(data, at, len(data))
