@@ -165,7 +165,8 @@ def named_arrays(source: Any) -> dict[str, np.ndarray]:
         if not is_zip:
             return dict(read_safetensors(source))
         try:
-            with np.load(source, allow_pickle=False) as stored:
+            # Opened here, since NumPy leaves a file open that it cannot read.
+            with open(source, "rb") as file, np.load(file, allow_pickle=False) as stored:
                 return {name: stored[name] for name in stored.files}
         except _DAMAGES as error:
             raise FormatError(

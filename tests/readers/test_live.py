@@ -160,4 +160,4 @@ def test_a_traced_function_is_lowered():
     layers = {"a": np.arange(6, dtype=F32).reshape(2, 3), "b": np.ones((3, 2), F32)}
     program = unlower.load(function.trace(layers))
     np.testing.assert_array_equal(program(layers), function(layers))
-    assert unlower.verify(function.trace(layers)).verdict == "equal"
+    assert unlower.verify(function.trace(layers)).outcome == "equal"

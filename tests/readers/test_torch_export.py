@@ -113,7 +113,7 @@ def test_a_weight_whose_head_is_no_python(tmp_path, head):
 
 def test_a_module_that_is_empty(tmp_path):
     (write(tmp_path) / "functions" / "forward.mlir").write_bytes(b"")
-    with pytest.raises(FormatError):
+    with pytest.raises(FormatError, match="the module is empty"):
         unlower.load(tmp_path)
 
 

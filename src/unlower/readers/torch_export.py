@@ -74,7 +74,9 @@ def read_torch_bundle(folder: pathlib.Path, elision: Elision, *, function: str |
     path = _module_file(folder, function)
     size = path.stat().st_size
     elision.limits.check("input_bytes", size, f"the module has {size:,} bytes", where=str(path))
-    data = cut_literals(Large(path if size else b""), elision)
+    if not size:
+        raise FormatError("the module is empty", where=str(path), mend=_MEND)
+    data = cut_literals(Large(path), elision)
     module = (read_bytecode if is_bytecode(data) else read_stablehlo_text)(data, elision)
     try:
         return Source(module, _Bundle(folder, meta, module).interface())
