@@ -47,7 +47,8 @@ def outcome(data, original, how, isolated):
         program = unlower.load(data, isolate=unlower.Isolation(seconds=10) if isolated else False)
     except unlower.UnlowerError as error:
         kind = type(error).__name__
-        died = any(word in error.what for word in ("process ended", "took longer")) if isolated else False
+        # Without isolation too: what nobody can vouch for is read in a process of its own.
+        died = any(word in error.what for word in ("ended the helper process", "took longer"))
         return f"{'lost' if died else 'refused'}: {kind}: {error.what.splitlines()[0][:200]}"
     except Exception as error:  # noqa: BLE001 (what is to be found)
         return f"EXCEPTION {type(error).__name__}: {str(error).splitlines()[0][:200] if str(error) else ''}"

@@ -1,5 +1,6 @@
 """Modules to start from, in every format that `unlower.load` reads from bytes: small, and as unlike each other as can be."""
 
+import concurrent.futures
 import functools
 import io
 
@@ -234,6 +235,12 @@ def generic(lowered):
 @functools.cache
 def seeds():
     """Returns name -> bytes; at least sixty."""
+    # Modules hold the stack that they were traced on: on a thread of its own it is the same whoever asks, so are the bytes.
+    with concurrent.futures.ThreadPoolExecutor(1) as threads:
+        return threads.submit(_seeds).result()
+
+
+def _seeds():
     found = {}
     for name, (function, arguments) in FUNCTIONS.items():
         jitted = jax.jit(function)

@@ -22,6 +22,7 @@ from unlower.errors import FormatError, UnlowerError
 from unlower.inspection import inspect, list_contents
 from unlower.parameters import write_arrays
 from unlower.program import load, spell_aval
+from unlower.readers.progress import console
 from unlower.report import Argument, Entry, Inspection, Verification, count, human_bytes, human_seconds
 from unlower.verification import verify
 
@@ -34,7 +35,7 @@ _STYLE = {"equal": "green", "different": "bold red", "refused": "yellow"}
 def run(arguments: Sequence[str]) -> int:
     """Runs a command; returns the exit status."""
     options = _parser().parse_args(arguments)
-    out, err = Console(highlight=False), Console(stderr=True, highlight=False)
+    out, err = Console(highlight=False), console()
     try:
         return options.command(options, out, err)
     except (UnlowerError, OSError) as error:

@@ -10,7 +10,9 @@ import difflib
 import itertools
 import os
 import pathlib
+import tokenize
 import zipfile
+import zlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -88,6 +90,13 @@ class Weights:
         return self._on_device[name]
 
 
+_DAMAGES = (
+    *(ValueError, LookupError, EOFError, OSError, OverflowError, SyntaxError, TypeError, RuntimeError),
+    *(zipfile.BadZipFile, zlib.error, tokenize.TokenError),
+)
+"""What NumPy and the modules below it raise for a damaged archive; the head of an array there is Python."""
+
+
 def lift(module: Module, interface: Interface, *, min_elements: int = 17, match: Any = None) -> Source:
     """Makes parameters of the float constants that are baked into a module.
 
@@ -155,8 +164,14 @@ def named_arrays(source: Any) -> dict[str, np.ndarray]:
             is_zip = file.read(2) == b"PK"
         if not is_zip:
             return dict(read_safetensors(source))
-        with np.load(source, allow_pickle=False) as stored:
-            return {name: stored[name] for name in stored.files}
+        try:
+            # Opened here, since NumPy leaves a file open that it cannot read.
+            with open(source, "rb") as file, np.load(file, allow_pickle=False) as stored:
+                return {name: stored[name] for name in stored.files}
+        except _DAMAGES as error:
+            raise FormatError(
+                f"a damaged NumPy archive: {error}", where=str(source), mend="copy or write the file again"
+            ) from None
     leaves, _ = jax.tree_util.tree_flatten_with_path(source)
     return {"/".join(map(_key_text, path)) or "array": np.asarray(leaf) for path, leaf in leaves}
 

@@ -198,6 +198,12 @@ def test_sources_of_another_class():
         read("no/such/file.hlo")
     with pytest.raises(FormatError, match="an empty string"):
         read("")
+    with pytest.raises(FormatError, match="a string with a zero byte"):
+        read("a\0b")
+    with pytest.raises(TypeError, match="lower a function first"):
+        read(jax.jit(jnp.sin))
+    with pytest.raises(TypeError, match="pass what it was compiled from"):
+        read(LOWERED.compile())
 
 
 def test_errors_of_hlo_text_have_line_and_column():

@@ -27,6 +27,7 @@ def test_a_reader_that_never_ends():
         "memory": 1 << 40,
         "limits": dataclasses.asdict(DEFAULT_LIMITS),
         "marks": {},
+        "constant_bytes": 0,
     }
     with subprocess.Popen([sys.executable, "-c", SPINS], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as helper:
         assert helper.stdin is not None

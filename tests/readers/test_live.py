@@ -153,3 +153,11 @@ def test_sizes_that_the_arguments_do_not_determine():
         unlower.SignatureError, match="do not determine the symbolic dimension b, c(.|\n)*size 0 of x is 3"
     ):
         program(np.ones(3, F32))
+
+
+def test_a_traced_function_is_lowered():
+    function = jax.jit(lambda layers: layers["a"] @ layers["b"])
+    layers = {"a": np.arange(6, dtype=F32).reshape(2, 3), "b": np.ones((3, 2), F32)}
+    program = unlower.load(function.trace(layers))
+    np.testing.assert_array_equal(program(layers), function(layers))
+    assert unlower.verify(function.trace(layers)).outcome == "equal"

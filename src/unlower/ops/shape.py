@@ -126,8 +126,14 @@ def iota_of(op: Op, shape: tuple[int, ...], dimension: int) -> Array:
 @op_rule("stablehlo.get_dimension_size")
 def get_dimension_size(op: Op, operand: Array, *, dimension: int) -> np.ndarray:
     """Returns the size of a dimension, in elements. Spec: `get_dimension_size`."""
+    size = operand.shape[dimension]
+    if not isinstance(size, int):
+        raise RuleError(
+            f"it computes with sizes, and is called with one that is only a symbol, {size}",
+            mend="trace or export it for sizes that are numbers, once for each",
+        )
     # A NumPy array, which stays known where sizes are computed while tracing.
-    return np.asarray(operand.shape[dimension], np.int32)
+    return np.asarray(size, np.int32)
 
 
 @op_rule("stablehlo.set_dimension_size", specialize=True)

@@ -20,6 +20,7 @@ from unlower._jax_compat import mlir_ir as ir
 from unlower.errors import FormatError
 from unlower.ir.interface import ExportRecord, Source
 from unlower.ir.module import Module
+from unlower.readers import progress
 from unlower.readers.elision import Elision
 from unlower.readers.folders import Content, dump_contents, pick_from_dump
 from unlower.readers.foreign import FOREIGN
@@ -30,7 +31,7 @@ from unlower.readers.jax_export import is_jax_export, read_jax_export, read_reco
 from unlower.readers.large.cut import cut_literals
 from unlower.readers.large.source import Large
 from unlower.readers.limits import DEFAULT_LIMITS, Limits
-from unlower.readers.live import read_exported, read_lowered
+from unlower.readers.live import read_exported, read_lowered, read_traced
 from unlower.readers.mlir_module import module_from_mlir
 from unlower.readers.names import interface_from_names
 from unlower.readers.stablehlo_bytecode import is_bytecode, read_bytecode
@@ -74,6 +75,7 @@ FORMATS: list[Format] = [
 """Tried in order; the first that matches reads."""
 
 LIVE: list[tuple[type, Callable[[Any, Elision], Module | Source]]] = [
+    (jax.stages.Traced, read_traced),
     (jax.stages.Lowered, read_lowered),
     (jax.export.Exported, read_exported),
     (ExportRecord, read_record),
@@ -166,7 +168,12 @@ def _read(source: Any, elision: Elision, signature: str | None, module: str | No
             _refuse_choice("a folder of modules", signature, None)
             return _read(pick_from_dump(path, sniff, module), elision, None, None)
     _refuse_choice("a file with one program", signature, module)
-    return _read_bytes(cut_literals(_opened(source, path, elision.limits), elision), elision)
+    opened = _opened(source, path, elision.limits)
+    with progress.reading("the program" if path is None else path.name, len(opened)) as opened.watch:
+        try:
+            return _read_bytes(cut_literals(opened, elision), elision)
+        finally:
+            opened.watch = None
 
 
 def _refuse_choice(what: str, signature: str | None, module: str | None) -> None:
@@ -233,9 +240,14 @@ def source_bytes(source: Any, limits: Limits = DEFAULT_LIMITS) -> bytes:
         return _unzipped(source.encode(), limits)
     if isinstance(source, bytes | bytearray | memoryview):
         return _unzipped(bytes(source), limits)
+    hint = ""
+    if isinstance(source, jax.stages.Compiled):
+        hint = "; pass what it was compiled from, jax.jit(f).lower(...)"
+    elif callable(source):
+        hint = "; lower a function first, jax.jit(f).lower(...)"
     raise TypeError(
         f"cannot load a {type(source).__module__}.{type(source).__qualname__}: a path, bytes, text, "
-        "jax.stages.Lowered, jax.export.Exported or an MLIR module is expected"
+        f"jax.stages.Lowered, jax.export.Exported or an MLIR module is expected{hint}"
     )
 
 
@@ -260,6 +272,8 @@ def source_path(source: Any) -> pathlib.Path | None:
             return None
         if not source:
             raise FormatError("an empty string: neither a path nor a module", mend=_EXPORT_HINT)
+        if "\0" in source:
+            raise FormatError("a string with a zero byte: neither a path nor a module", mend=_EXPORT_HINT)
         return pathlib.Path(source)
     return pathlib.Path(source) if isinstance(source, os.PathLike) else None
 

@@ -42,6 +42,7 @@ class Elision:
       isolation: the limits of the process of its own that reads it; None to read in this one.
 
     Attributes:
+      constant_bytes: the data of the constants that were met so far, in bytes.
       marks: from bytes of a single element to the name of the literal for which it stands; see `mark`.
 
     Raises:
@@ -65,8 +66,15 @@ class Elision:
         self.marks: dict[bytes, str] = {}
         self._token = ""
         self._cut: dict[str, Callable[[TensorType], DenseElements]] = {}
-        self._cut_bytes = 0
+        self.constant_bytes = 0
         self._distinct: dict[Any, list[DenseElements]] = {}
+
+    def count(self, size: int) -> None:
+        """Counts the data of a constant, in bytes; raises FormatError where the limits do not allow so much in all."""
+        self.constant_bytes += size
+        self.limits.check(
+            "constant_bytes", self.constant_bytes, f"the module has {self.constant_bytes:,} bytes of constants"
+        )
 
     def cut(self, size: int, read: Callable[[TensorType], DenseElements]) -> str:
         """Gives a literal of `size` bytes that was cut out of the file the name by which `fill` finds it again.
@@ -78,8 +86,7 @@ class Elision:
         Raises:
           FormatError: more bytes of constants than the limits allow.
         """
-        self._cut_bytes += size
-        self.limits.check("constant_bytes", self._cut_bytes, f"the module has {self._cut_bytes:,} bytes of constants")
+        self.count(size)
         # Nobody who writes a file can know it.
         self._token = self._token or f"unlower.{secrets.token_hex(16)}"
         name = f"{self._token}.{len(self._cut)}"

@@ -45,6 +45,9 @@ _STAGES: list[tuple[str, str]] = [
     (r"\d+\..+\.after_.+\.txt", "HLO between two passes, text"),
 ]
 _NAME = re.compile(rf"(?P<module>module_\d+\..+?)\.(?P<stage>{'|'.join(pattern for pattern, _ in _STAGES)})")
+_OWN_FOLDER = re.compile(r"(.*/)?module_\d+\.[^/]+")
+"""A folder in a dump that has more of one module: what XLA was given, in MLIR."""
+
 _OTHERS: list[tuple[str, str]] = [
     # What else is in a dump, by name; its content may look like something that it is not.
     (r".*memory-usage-report\.(pb|txt)", "a memory report of XLA, no program"),
@@ -180,4 +183,6 @@ def _file(path: pathlib.Path, folder: pathlib.Path, sniff: Sniff) -> _File:
         if re.fullmatch(pattern, path.name):
             return _File(path, name, what, None)
     what, is_program = sniff(path)
-    return _File(path, name, what, name if is_program else None, len(_STAGES))
+    folder_of = name.removesuffix(f"/{path.name}")
+    group = folder_of if _OWN_FOLDER.fullmatch(folder_of) else name
+    return _File(path, name, what, group if is_program else None, len(_STAGES))

@@ -63,6 +63,7 @@ def _answer(header: Mapping[str, Any], data: bytes) -> tuple[dict[str, Any], lis
     _limit_memory(header["memory"])
     try:
         kind, elision, answer = header["kind"], Elision(limits=Limits(**header["limits"])), {}
+        elision.count(header["constant_bytes"])
         for value, name in header["marks"].items():
             elision.mark(bytes.fromhex(value), name)
         if kind == "HLO text":

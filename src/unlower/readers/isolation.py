@@ -78,6 +78,7 @@ def read_isolated(
         "memory": isolation.memory,
         "limits": dataclasses.asdict(elision.limits),
         "marks": marks,
+        "constant_bytes": elision.constant_bytes,
     }
     header, payload = _helper.ask(request, data, isolation.seconds)
     if "error" in header:

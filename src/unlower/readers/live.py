@@ -1,4 +1,4 @@
-"""Live objects of JAX -> module and interface: `jax.stages.Lowered`, `jax.export.Exported`."""
+"""Live objects of JAX -> module and interface: `jax.stages.Traced`, `jax.stages.Lowered`, `jax.export.Exported`."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ from unlower.readers.large.source import Large
 from unlower.readers.mlir_module import module_from_mlir
 from unlower.readers.stablehlo_bytecode import read_bytecode
 
-__all__ = ["read_exported", "read_lowered", "tree_from_definition"]
+__all__ = ["read_exported", "read_lowered", "read_traced", "tree_from_definition"]
 
 
 def read_exported(exported: Any, elision: Elision) -> Source:
@@ -68,6 +68,11 @@ def read_lowered(lowered: Any, elision: Elision) -> Module | Source:
     except FormatError:
         # Lowered with conventions of its own (constants as arguments, say): the names are what is left.
         return module
+
+
+def read_traced(traced: Any, elision: Elision) -> Module | Source:
+    """Reads a `jax.stages.Traced`, lowered as JAX does by default."""
+    return read_lowered(traced.lower(), elision)
 
 
 def tree_from_definition(definition: Any) -> Tree:

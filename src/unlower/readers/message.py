@@ -6,7 +6,7 @@ Nothing is copied on the way down (fields are views of the file), and nothing is
 from typing import Any
 
 from unlower.errors import FormatError
-from unlower.readers.wire import BYTES, fields
+from unlower.readers.wire import BYTES, fields, varint
 
 __all__ = ["Message"]
 
@@ -77,7 +77,8 @@ class Message:
         for _, view in self._values.get(number, ()):
             at = 0
             while at < len(view):
-                value, at = _varint(view, at)
+                value, at = varint(view, at, len(view))
+                value &= (1 << 64) - 1
                 values.append(value - (1 << 64) if value >> 63 else value)
         return values
 
@@ -89,18 +90,6 @@ class Message:
         """The value of an integer field; booleans and enumerations are integers too."""
         values = self.integers(number)
         return values[-1] if values else 0
-
-
-def _varint(view: memoryview, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while at < len(view):
-        byte = view[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value & (1 << 64) - 1, at
-        shift += 7
-    raise FormatError("damaged protobuf: it ends inside a number", mend="copy the file again; it is cut off or changed")
 
 
 def _text(view: memoryview) -> str:

@@ -117,12 +117,18 @@ class Tables:
         name, blob = self._bytecode.resource(index)
         if not isinstance(type_, TensorType):
             return Unparsed(f"dense_resource<{name}> : {type_}")
-        return self._elision.fill(name, type_) if blob is None else dense_from_blob(blob, type_, name)
+        if blob is None:
+            return self._elision.fill(name, type_)
+        self._elision.count(len(blob))
+        return dense_from_blob(blob, type_, name)
 
     def _read_storage(self, blob: memoryview, type_: TensorType) -> DenseElements:
         marks = self._elision.marks
         name = marks.get(bytes(blob)) if marks and len(blob) <= LONGEST_ELEMENT else None
-        return dense_from_storage(blob, type_) if name is None else self._elision.fill(name, type_)
+        if name is not None:
+            return self._elision.fill(name, type_)
+        self._elision.count(len(blob))
+        return dense_from_storage(blob, type_)
 
     def location(self, index: int) -> Location | None:
         """Returns a location: its name, and the line of the innermost frame. The table holds False for one that is unknown."""

@@ -36,6 +36,8 @@ def original_stablehlo(source: Any, *, signature: str | None = None, module: str
       >>> type(original_stablehlo("HloModule m\\nENTRY e { x = f32[2] parameter(0)  ROOT y = f32[2] negate(x) }"))
       <class 'bytes'>
     """
+    if isinstance(source, jax.stages.Traced):
+        source = source.lower()
     if isinstance(source, jax.stages.Lowered):
         source = source.compiler_ir("stablehlo")
     if isinstance(source, jax.export.Exported):

@@ -18,13 +18,15 @@ from unlower.errors import FormatError
 from unlower.ir.module import Module
 from unlower.readers.elision import Elision
 from unlower.readers.isolation import Isolation, read_isolated
-from unlower.readers.mlir_bytecode import MAGIC, STRINGS, sections, varint
+from unlower.readers.mlir_bytecode import MAGIC
+from unlower.readers.mlir_bytecode_guard import DamageError, UnknownError, guard_bytecode
 from unlower.readers.mlir_module import bytecode_of, module_from_bytecode
 from unlower.readers.stablehlo_text import mlir_message
 
-__all__ = ["has_plain_strings", "is_bytecode", "parse_bytecode", "read_bytecode"]
+__all__ = ["is_bytecode", "parse_bytecode", "read_bytecode"]
 
 _PRODUCER = re.compile(rb"ML\xefR[\x00-\xff]([\x20-\x7e]*)\x00")
+_SECONDS = 20.0
 _VERSION = re.compile(r"StableHLO_v(\d+)\.(\d+)\.(\d+)")
 
 
@@ -39,17 +41,22 @@ def read_bytecode(data: bytes, elision: Elision) -> Module:
     Raises:
       FormatError: damaged bytes, or an artifact of a StableHLO newer than this jaxlib; both versions are named.
     """
-    if elision.isolation is not None or not has_plain_strings(data):
-        # Quoting a name that is not UTF-8 in an error, MLIR ends the process.
-        return read_isolated("MLIR bytecode", data, elision, Isolation())[0]
+    isolation = elision.isolation
+    try:
+        guard_bytecode(data)
+    except DamageError as error:
+        raise _error(*_producer(data), [str(error)]) from None
+    except UnknownError:
+        # MLIR may know more, and may as well not survive it: where it does not, that takes seconds for each megabyte at most.
+        isolation = isolation or Isolation(seconds=_SECONDS + len(data) / (1 << 20))
+    if isolation is not None:
+        return read_isolated("MLIR bytecode", data, elision, isolation)[0]
     return parse_bytecode(data, elision)
 
 
 def parse_bytecode(data: bytes, elision: Elision) -> Module:
     """Reads MLIR bytecode in this process, whatever the caller wishes; raises as `read_bytecode` does."""
-    match = _PRODUCER.match(data)
-    producer = match.group(1).decode() if match else ""
-    version = _VERSION.fullmatch(producer)
+    producer, version = _producer(data)
     context = new_mlir_context()
     with context, collect_diagnostics(context) as diagnostics:
         try:
@@ -66,6 +73,13 @@ def parse_bytecode(data: bytes, elision: Elision) -> Module:
     # MLIR's own module goes now: memory holds one of the two at a time.
     del module, context
     return module_from_bytecode(data, elision)
+
+
+def _producer(data: bytes) -> tuple[str, re.Match[str] | None]:
+    """Who wrote the file, and of a portable artifact the version that it targets."""
+    match = _PRODUCER.match(data)
+    producer = match.group(1).decode() if match else ""
+    return producer, _VERSION.fullmatch(producer)
 
 
 def _error(producer: str, version: re.Match[str] | None, messages: list[str]) -> FormatError:
@@ -89,21 +103,3 @@ def _error(producer: str, version: re.Match[str] | None, messages: list[str]) ->
         where=where,
         mend="copy or write the file again; it is cut off or changed",
     )
-
-
-def has_plain_strings(data: bytes) -> bool:
-    """Whether every string of a bytecode file is UTF-8: names, locations, and string attributes.
-
-    The string section (id 0) holds their number, their lengths and their bytes, each zero-terminated.
-    """
-    try:
-        for key, _, start, stop in sections(data):
-            if key == STRINGS:
-                count, start = varint(data, start)
-                for _ in range(count):
-                    _, start = varint(data, start)
-                data[start:stop].decode()
-                return True
-    except (IndexError, ValueError):
-        pass
-    return False

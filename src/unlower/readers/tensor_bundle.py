@@ -15,6 +15,7 @@ import numpy as np
 
 from unlower.errors import FormatError
 from unlower.readers.message import Message
+from unlower.readers.wire import varint
 
 __all__ = ["DTYPES", "TensorBundle", "read_strings"]
 
@@ -140,7 +141,9 @@ class TensorBundle(Mapping[str, np.ndarray]):
             path = self._prefix.with_name(f"{self._prefix.name}.data-{shard:05d}-of-{self._num_shards:05d}")
             if not path.is_file():
                 raise FormatError(f"the data file {path.name} is missing", where=str(path.parent), mend=_MEND)
-            data = self._shards[shard] = np.memmap(path, np.uint8, "r")
+            # An empty file cannot be mapped.
+            data = np.memmap(path, np.uint8, "r") if path.stat().st_size else np.zeros(0, np.uint8)
+            self._shards[shard] = data
         if not 0 <= offset <= offset + size <= data.size:
             raise FormatError(
                 f"the variable {name} lies at bytes {offset} to {offset + size} of a file of {data.size}",
@@ -176,7 +179,7 @@ def read_strings(data: bytes, count: int, *, checksum: bool) -> list[bytes]:
     strings, lengths, at = [], [], 0
     try:
         for _ in range(count):
-            length, at = _varint(data, at)
+            length, at = _read_number(data, at)
             lengths.append(length)
     except IndexError:
         at = len(data)
@@ -232,9 +235,9 @@ def _read_block(data: bytes, handle: tuple[int, int], path: pathlib.Path) -> Ite
     stop = size - 4 - 4 * restarts
     at, key = 0, b""
     while at < stop:
-        shared, at = _varint(block, at)
-        fresh, at = _varint(block, at)
-        length, at = _varint(block, at)
+        shared, at = _read_number(block, at)
+        fresh, at = _read_number(block, at)
+        length, at = _read_number(block, at)
         key = key[:shared] + block[at : at + fresh]
         at += fresh
         yield key, block[at : at + length]
@@ -242,20 +245,17 @@ def _read_block(data: bytes, handle: tuple[int, int], path: pathlib.Path) -> Ite
 
 
 def _handle(data: bytes, at: int) -> tuple[tuple[int, int], int]:
-    offset, at = _varint(data, at)
-    size, at = _varint(data, at)
+    offset, at = _read_number(data, at)
+    size, at = _read_number(data, at)
     return (offset, size), at
 
 
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = data[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, at
-        shift += 7
+def _read_number(data: bytes, at: int) -> tuple[int, int]:
+    """Reads a varint; raises IndexError where there is none, as for any byte that is missing: the callers name the file."""
+    try:
+        return varint(data, at, len(data))
+    except FormatError:
+        raise IndexError(at) from None
 
 
 def _crc_table() -> list[int]:

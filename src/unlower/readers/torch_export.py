@@ -6,12 +6,13 @@ is a parameter in `data/`, a constant in `constants/` or an argument, and how ar
 
 import json
 import pathlib
+import tokenize
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from unlower.errors import FormatError
+from unlower.errors import FormatError, UnlowerError
 from unlower.ir.interface import LEAF, NONE, Input, Interface, Output, Source, Tree
 from unlower.ir.module import Module
 from unlower.ir.types import TensorType
@@ -70,9 +71,19 @@ def read_torch_bundle(folder: pathlib.Path, elision: Elision, *, function: str |
     """
     function = _choose(folder, function)
     meta = _read_meta(folder / "functions" / f"{function}.meta")
-    data = cut_literals(Large(_module_file(folder, function).read_bytes()), elision)
+    path = _module_file(folder, function)
+    size = path.stat().st_size
+    elision.limits.check("input_bytes", size, f"the module has {size:,} bytes", where=str(path))
+    if not size:
+        raise FormatError("the module is empty", where=str(path), mend=_MEND)
+    data = cut_literals(Large(path), elision)
     module = (read_bytecode if is_bytecode(data) else read_stablehlo_text)(data, elision)
-    return Source(module, _Bundle(folder, meta, module).interface())
+    try:
+        return Source(module, _Bundle(folder, meta, module).interface())
+    except (AttributeError, LookupError, OverflowError, TypeError, ValueError) as error:
+        if isinstance(error, UnlowerError):
+            raise
+        raise FormatError(f"damaged metadata: {error}", where=f"{folder}, {function}.meta", mend=_MEND) from error
 
 
 def bundle_bytes(folder: pathlib.Path, function: str | None = None) -> bytes:
@@ -215,7 +226,8 @@ def _read_array(path: pathlib.Path, name: str, type_: Any) -> np.ndarray:
         raise FormatError(f"the bundle lacks the weight {name}", where=str(path), mend=_MEND)
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, EOFError, OSError) as error:
+    except (ValueError, EOFError, OSError, OverflowError, SyntaxError, TypeError, tokenize.TokenError) as error:
+        # The head of a NumPy file is Python, and so are the errors in it.
         raise FormatError(f"the weight {name} is no array: {error}", where=str(path), mend=_MEND) from None
     if not isinstance(type_, TensorType):
         raise FormatError(f"the weight {name} stands for {type_}", where=str(path), mend=_MEND)

@@ -1,10 +1,10 @@
-"""The protobuf wire format: enough of it to find, read and replace fields without a schema or a protobuf dependency.
+"""The protobuf wire format: enough of it to find and read fields without a schema or a protobuf dependency.
 
 A message is a run of fields: a varint key (`number << 3 | wire_type`), then the value. Only what is looked at is
 decoded. Proto field numbers used by the readers are those of `xla/service/hlo.proto` and `xla/xla_data.proto`.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from unlower.errors import FormatError
@@ -17,7 +17,7 @@ __all__ = [
     "encode_varint",
     "fields",
     "first",
-    "replace_messages",
+    "varint",
     "varints",
 ]
 
@@ -41,7 +41,16 @@ def _damaged(what: str, offset: int) -> FormatError:
     )
 
 
-def _varint(data: bytes | memoryview, at: int, stop: int) -> tuple[int, int]:
+def varint(data: bytes | memoryview, at: int, stop: int) -> tuple[int, int]:
+    """Reads an unsigned integer of at most ten bytes; returns it, and where it ends.
+
+    Raises:
+      FormatError: it does not end before `stop`, or has more bytes.
+
+    Example:
+      >>> varint(bytes([0x96, 0x01]), 0, 2)
+      (150, 2)
+    """
     value = shift = 0
     start = at
     while at < stop:
@@ -65,7 +74,7 @@ def fields(data: bytes | memoryview, start: int = 0, stop: int | None = None) ->
         if key < 0x80:
             value = at + 1
         else:
-            key, value = _varint(data, at, stop)
+            key, value = varint(data, at, stop)
         kind, number = key & 7, key >> 3
         if number == 0:
             raise _damaged("a field with the number 0", at)
@@ -74,13 +83,13 @@ def fields(data: bytes | memoryview, start: int = 0, stop: int | None = None) ->
                 end = value + 1 + data[value]
                 value += 1
             else:
-                length, value = _varint(data, value, stop)
+                length, value = varint(data, value, stop)
                 end = value + length
         elif kind == VARINT:
             if value < stop and data[value] < 0x80:
                 end = value + 1
             else:
-                _, end = _varint(data, value, stop)
+                _, end = varint(data, value, stop)
         elif kind == FIXED64:
             end = value + 8
         elif kind == FIXED32:
@@ -108,7 +117,7 @@ def varints(data: bytes, number: int) -> list[int]:
         if field.number == number and field.kind in (VARINT, BYTES):
             at = field.start
             while at < field.stop:
-                value, at = _varint(data, at, field.stop)
+                value, at = varint(data, at, field.stop)
                 values.append(value)
     return values
 
@@ -126,19 +135,3 @@ def encode_varint(value: int) -> bytes:
 def encode_field(number: int, value: bytes) -> bytes:
     """Encodes a length-delimited field."""
     return encode_varint(number << 3 | BYTES) + encode_varint(len(value)) + value
-
-
-def replace_messages(data: bytes, number: int, replace: Callable[[bytes], bytes | None]) -> bytes | None:
-    """Rewrites every sub-message `number` of `data`; `replace` returns None for one that stays. None: all stay."""
-    pieces: list[bytes] = []
-    copied = 0
-    for field in fields(data):
-        if field.number != number or field.kind != BYTES:
-            continue
-        replacement = replace(data[field.start : field.stop])
-        if replacement is not None:
-            before = encode_field(number, data[field.start : field.stop])
-            pieces.append(data[copied : field.stop - len(before)])
-            pieces.append(encode_field(number, replacement))
-            copied = field.stop
-    return b"".join([*pieces, data[copied:]]) if pieces else None

@@ -1,6 +1,7 @@
 """Literals that are cut out of a file, beside the same file read whole: equal bit for bit, in every format and element type."""
 
 import contextlib
+import functools
 import gzip
 import io
 from typing import Any
@@ -253,6 +254,24 @@ def test_constants_are_limited():
     text = mlir_text(("f32", storage("f32")), ("f32", storage("f32", 1))).encode()
     with pytest.raises(FormatError, match=r"9,600 bytes of constants, more than the 9,000"):
         cut.cut_literals(Large(text), Elision(limits=unlower.Limits(constant_bytes=9000)), 256)
+
+
+@pytest.mark.parametrize("isolate", [False, True])
+@pytest.mark.parametrize("kind", ["text", "bytecode"])
+def test_constants_that_are_cut_and_others_are_limited_together(kind, isolate, monkeypatch):
+    text = mlir_text(("f32", storage("f32")), ("f32", storage("f32", 1)))
+    size = 2 * len(storage("f32")) + 4  # two literals, and the splat that they share
+    data: Any = text.encode()
+    if kind == "bytecode":
+        with new_mlir_context():
+            buffer = io.BytesIO()
+            mlir_ir.Module.parse(text).operation.write_bytecode(buffer)
+            data = buffer.getvalue()
+    for threshold in (256, 1 << 20):
+        monkeypatch.setattr(detect, "cut_literals", functools.partial(cut.cut_literals, threshold=threshold))
+        unlower.load(data, limits=unlower.Limits(constant_bytes=size), isolate=isolate)
+        with pytest.raises(FormatError, match=rf"{size:,} bytes of constants, more than the {size - 1:,}"):
+            unlower.load(data, limits=unlower.Limits(constant_bytes=size - 1), isolate=isolate)
 
 
 def test_marks_differ_from_every_constant():

@@ -25,6 +25,7 @@ class Editor:
         self._next: dict[int, int] = {}
         self._elided: dict[str, int] = {}
         self._users: dict[int, list[int]] | None = None
+        self._taken: set[str] | None = None
 
     # --- what a rule asks for
 
@@ -85,7 +86,7 @@ class Editor:
         made.append(
             b"".join(
                 [
-                    encode_field(_NAME, f"{self.model.name(index)}.{ident & 0xFFFFFFFF}".encode()),
+                    encode_field(_NAME, self._new_name(index, ident).encode()),
                     encode_field(_OPCODE, opcode.encode()),
                     encode_field(_SHAPE, shape),
                     extra,
@@ -128,8 +129,7 @@ class Editor:
         new = [encode_field(_OPCODE, opcode.encode()), encode_field(_SHAPE, shape or model.shapes[index].encoded)]
         if ident is not None:
             left_out |= {_ID, _NAME}
-            name = f"{model.name(index)}.{ident & 0xFFFFFFFF}"
-            new = [encode_field(_NAME, name.encode()), *new, encode_number(_ID, ident)]
+            new = [encode_field(_NAME, self._new_name(index, ident).encode()), *new, encode_number(_ID, ident)]
         if operands is not None:
             left_out.add(_OPERANDS)
             new.append(encode_packed(_OPERANDS, operands))
@@ -147,6 +147,16 @@ class Editor:
             self._next[home] = max(self.model.ids[computation.first : computation.last], default=0) + 1
         self._next[home] += 1
         return self._next[home] - 1
+
+    def _new_name(self, index: int, ident: int) -> str:
+        """A name like that of the instruction at `index`, which no other of the module has: XLA asks for that."""
+        if self._taken is None:
+            self._taken = {self.model.name(i) for i in range(len(self.model.ids))}
+        number = ident & 0xFFFFFFFF
+        while (name := f"{self.model.name(index)}.{number}") in self._taken:
+            number += 1
+        self._taken.add(name)
+        return name
 
     # --- the module
 

@@ -2,6 +2,7 @@
 
 import mmap
 import pathlib
+from collections.abc import Callable
 from typing import Any
 
 __all__ = ["PIECE", "Large"]
@@ -16,11 +17,15 @@ class Large:
     Args:
       data: the bytes, or the path of a file that is not empty.
 
+    Attributes:
+      watch: is called with the place up to which the bytes were read just now.
+
     Raises:
       OSError: the file cannot be read.
     """
 
     def __init__(self, data: bytes | pathlib.Path):
+        self.watch: Callable[[int], None] | None = None
         self._map: mmap.mmap | None = None
         if isinstance(data, pathlib.Path):
             with data.open("rb") as file:
@@ -52,6 +57,8 @@ class Large:
 
     def release(self, start: int, stop: int) -> None:
         """Says that a range will not be read again soon, so that a mapped file need not stay in memory."""
+        if self.watch is not None:
+            self.watch(stop)
         if self._map is None or not hasattr(self._map, "madvise"):
             return
         # What the range shares a page with may go as well: it would only be read again.
