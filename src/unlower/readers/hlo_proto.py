@@ -18,6 +18,7 @@ from unlower.readers.hlo_tuples import with_tuples
 from unlower.readers.isolation import read_isolated
 from unlower.readers.limits import DEFAULT_LIMITS, Limits
 from unlower.readers.mlir_module import bytecode_of, module_from_bytecode
+from unlower.readers.mlir_properties import UnknownPropertiesError
 from unlower.readers.stablehlo_text import mlir_message
 from unlower.readers.wire import BYTES, fields
 
@@ -55,10 +56,19 @@ def module_from_hlo_proto(module: bytes, elision: Elision) -> Module | Source:
             f"XLA cannot convert this HLO module: {str(error).splitlines()[0]}",
             mend="if the file is whole, remove or rewrite the instruction named, or export the program as StableHLO",
         ) from None
+    try:
+        built = module_from_bytecode(bytecode, elision)
+    except UnknownPropertiesError:
+        built = module_from_bytecode(_without_properties(bytecode), elision)
+    return with_tuples(built, module)
+
+
+def _without_properties(bytecode: bytes) -> bytes:
+    """Has MLIR write bytecode again, in a version in which every attribute stands with its name."""
     context = new_mlir_context()
     with context:
         try:
-            bytecode = bytecode_of(ir.Module.parse(bytecode))
+            return bytecode_of(ir.Module.parse(bytecode))
         except (ir.MLIRError, *NATIVE_ERRORS) as error:
             what, where = mlir_message(str(error))
             raise FormatError(
@@ -66,8 +76,6 @@ def module_from_hlo_proto(module: bytes, elision: Elision) -> Module | Source:
                 where=where,
                 mend="the module breaks HLO's own rules, or uses an instruction that StableHLO cannot say",
             ) from None
-    del context
-    return with_tuples(module_from_bytecode(bytecode, elision), module)
 
 
 def prepare(module: bytes, limits: Limits = DEFAULT_LIMITS) -> bytes:

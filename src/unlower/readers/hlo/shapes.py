@@ -11,7 +11,9 @@ from unlower.readers.hlo.wire import encode_number, encode_packed, integers, rep
 from unlower.readers.wire import BYTES, VARINT, encode_field, fields
 
 __all__ = [
+    "COMPLEX",
     "ELEMENTS",
+    "FLOATS",
     "PRED",
     "TUPLE",
     "Shape",
@@ -68,6 +70,8 @@ if HLO_HAS_FLOAT6:
     ELEMENTS |= {35: Element("f6e3m2fn", 6, 0, 6), 36: Element("f6e2m3fn", 6, 0, 6)}
 
 PRED, TUPLE, TOKEN = 1, 13, 17
+COMPLEX = frozenset([number for number, element in ELEMENTS.items() if element.name.startswith("c")])
+FLOATS = frozenset([number for number, element in ELEMENTS.items() if element.name.startswith(("f", "bf"))])
 _NO_TENSOR = {
     0: "no element type",
     14: "opaque values",
