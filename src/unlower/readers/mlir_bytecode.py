@@ -47,6 +47,8 @@ def varint(data: bytes | memoryview, at: int) -> tuple[int, int]:
     first = data[at]
     if first & 1:
         return first >> 1, at + 1
+    if first & 2:
+        return (first | data[at + 1] << 8) >> 2, at + 2
     if first == 0:
         return int.from_bytes(data[at + 1 : at + 9], "little"), at + 9
     size = (first & -first).bit_length()
