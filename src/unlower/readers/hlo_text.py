@@ -19,8 +19,8 @@ from unlower.readers.text import decode_utf8, first_token
 __all__ = ["is_hlo_text", "keep_negative_zeros", "proto_from_hlo_text", "read_hlo_text"]
 
 _LAYOUT = re.compile(r"^\s*HloModule\b[^\n]*entry_computation_layout=", re.MULTILINE)
-_ENTRY = re.compile(r"^\s*ENTRY\b", re.MULTILINE)
-# The literal comes first, which is how a regular expression is fast to find nothing.
+# The literal comes first, which is how a regular expression is fast.
+_ENTRY = re.compile(r"ENTRY\b")
 _NEGATIVE_ZERO = re.compile(r"-0(?<=[({,\s]-0)(?=[)},\s])")
 _FLOAT_CONSTANT = re.compile(r"(\b(?:b?f|c)\d\w*\[[^\]]*\](?:\{[^}]*\})? constant)(\([-\d.,\s{}()a-z+*/=]*)")
 _WAS_PARSING = re.compile(r"was parsing (\d+):(\d+): error: ([^\n]*)")
@@ -46,13 +46,19 @@ def read_hlo_text(data: bytes, elision: Elision) -> Module | Source:
 def proto_from_hlo_text(data: bytes, elision: Elision) -> bytes:
     """Parses HLO text to a serialized HloModuleProto; raises as `read_hlo_text` does."""
     text = guard_hlo_text(mark_hlo_text(keep_negative_zeros(decode_utf8(data))), elision.limits)
-    if _LAYOUT.search(text) and not _ENTRY.search(text):
+    if _LAYOUT.search(text) and not _has_entry(text):
         # XLA would take the last computation for the entry; its converter ends the process when the layout disagrees.
         raise FormatError("the HLO text has no ENTRY computation", mend="the file is cut off; copy or dump it again")
     try:
         return hlo_text_to_proto(text)
     except NATIVE_ERRORS as error:
         raise _error(str(error), text) from None
+
+
+def _has_entry(text: str) -> bool:
+    """Whether a line begins with `ENTRY`."""
+    starts = [match.start() for match in _ENTRY.finditer(text)]
+    return any(not text[text.rfind("\n", 0, start) + 1 : start].strip() for start in starts)
 
 
 def keep_negative_zeros(text: str) -> str:
