@@ -11,6 +11,7 @@ from unlower.ir.interface import Source
 from unlower.ir.module import Module
 from unlower.readers.elision import Elision, mark_hlo_text
 from unlower.readers.hlo.text_guard import guard_hlo_text
+from unlower.readers.hlo.text_metadata import shorten_metadata
 from unlower.readers.hlo_proto import module_from_hlo_proto
 from unlower.readers.hlo_tuples import with_tuples
 from unlower.readers.isolation import read_isolated
@@ -40,12 +41,23 @@ def read_hlo_text(data: bytes, elision: Elision) -> Module | Source:
     if elision.isolation is not None:
         module, proto = read_isolated("HLO text", data, elision)
         return with_tuples(module, proto)
-    return module_from_hlo_proto(proto_from_hlo_text(data, elision), elision)
+    text = decode_utf8(data)
+    try:
+        shortened, locations = shorten_metadata(text)
+        proto = _parse(shortened, elision)
+    except FormatError:
+        # The error quotes the text as it was.
+        proto, locations = _parse(text, elision), {}
+    return module_from_hlo_proto(proto, elision, locations)
 
 
 def proto_from_hlo_text(data: bytes, elision: Elision) -> bytes:
     """Parses HLO text to a serialized HloModuleProto; raises as `read_hlo_text` does."""
-    text = guard_hlo_text(mark_hlo_text(keep_negative_zeros(decode_utf8(data))), elision.limits)
+    return _parse(decode_utf8(data), elision)
+
+
+def _parse(text: str, elision: Elision) -> bytes:
+    text = guard_hlo_text(mark_hlo_text(keep_negative_zeros(text)), elision.limits)
     if _LAYOUT.search(text) and not _has_entry(text):
         # XLA would take the last computation for the entry; its converter ends the process when the layout disagrees.
         raise FormatError("the HLO text has no ENTRY computation", mend="the file is cut off; copy or dump it again")

@@ -58,8 +58,13 @@ def bytecode_of(module: Any) -> bytes:
     return file.getvalue()
 
 
-def module_from_bytecode(data: bytes, elision: Elision) -> Module:
-    """Builds the IR of bytecode in version 4 of the format, as `bytecode_of` has it written.
+def module_from_bytecode(data: bytes, elision: Elision, locations: Mapping[str, Location] | None = None) -> Module:
+    """Builds the IR of bytecode.
+
+    Args:
+      data: the file, in version 4 of the format, as `bytecode_of` has it written, or as XLA's converter writes it.
+      elision: decides about constants without values.
+      locations: the locations that stand for some names.
 
     Raises:
       InvalidModuleError: no entry function, or control flow between blocks.
@@ -67,7 +72,7 @@ def module_from_bytecode(data: bytes, elision: Elision) -> Module:
     """
     try:
         with collector_paused():
-            return _Builder(Bytecode(data), elision).build()
+            return _Builder(Bytecode(data), elision, locations or {}).build()
     except (IndexError, KeyError, TypeError, ValueError, OverflowError) as error:
         if isinstance(error, FormatError | InvalidModuleError):
             raise
@@ -118,9 +123,9 @@ class _DraftValue:
 class _Builder:
     """The state of one pass: what was decoded already, and which functions are still to be read."""
 
-    def __init__(self, bytecode: Bytecode, elision: Elision):
+    def __init__(self, bytecode: Bytecode, elision: Elision, locations: Mapping[str, Location]):
         self._bytecode, self._data, self._elision = bytecode, bytecode.data, elision
-        self._tables = Tables(bytecode, elision)
+        self._tables = Tables(bytecode, elision, locations)
         self._properties = Properties(bytecode, self._tables.attributes)
         self._number = 0
 

@@ -49,6 +49,7 @@ class Tables:
     Args:
       bytecode: the file.
       elision: decides about constants without values.
+      named: the locations that stand for some names.
 
     Attributes:
       types: by number; equal types are one object, an element type is its name.
@@ -57,9 +58,9 @@ class Tables:
       symbols: the functions that attributes decoded since this was last emptied refer to.
     """
 
-    def __init__(self, bytecode: Bytecode, elision: Elision):
+    def __init__(self, bytecode: Bytecode, elision: Elision, named: Mapping[str, Location]):
         self._bytecode, self._data, self._elision = bytecode, bytecode.data, elision
-        self._entries = bytecode.entries
+        self._entries, self._named = bytecode.entries, named
         count = bytecode.attribute_count
         self.types = Table(bytecode.entry_count - count, self._read_type)
         self.attributes = Table(count, self._read_attribute)
@@ -138,6 +139,9 @@ class Tables:
                 name, at = varint(self._data, at)
                 place, _ = varint(self._data, at)
                 name = self.attributes.values[name] or self.attributes[name]
+                if name in self._named:
+                    found = self.locations[index] = self._named[name]
+                    return found
             elif code == _FUSED:
                 return self._fused(index, at)
             key = (name, *(self._frames.get(place) or self._frame(place)))
