@@ -13,7 +13,7 @@ __all__ = ["shorten_metadata"]
 
 _START = ", metadata={op_name="
 _MARK = "unlower#"
-_STRING = r'"((?:[^"\\\n]|\\[\'"\\])*)"'
+_STRING = r'"([^"\\\n]*+(?:\\[\'"\\][^"\\\n]*+)*+)"'
 _PLAIN = re.compile(
     rf"""{_STRING}(?: source_file={_STRING} source_line=(\d+)|(?: stack_frame_id=(\d+)))?"""
     r"(?: source_(?:end_line|column|end_column)=\d+)*"
