@@ -153,6 +153,7 @@ class Shapes:
         self._nesting = nesting
         self._decoded: dict[bytes, Shape] = {}
         self._keys: dict[object, int] = {}
+        self._layouts: dict[bytes, tuple[tuple[int, ...], tuple[tuple[int, ...], ...], bool]] = {}
 
     def __getitem__(self, data: bytes) -> Shape:
         """Returns the shape that `data` encodes; raises Fault where it is none."""
@@ -247,12 +248,13 @@ class Shapes:
             raise Fault(f"its shape has {known} elements")
         minor_to_major, tiles, is_plain = None, (), True
         if layout is not None:
-            minor_to_major = tuple(repeated_integers(layout, 1))
+            if layout not in self._layouts:
+                self._layouts[layout] = tuple(repeated_integers(layout, 1)), *_read_layout(layout)
+            minor_to_major, tiles, is_plain = self._layouts[layout]
             if sorted(minor_to_major) != list(range(len(sizes))):
                 raise Fault(
                     f"the layout {{{','.join(map(str, minor_to_major))}}} is no permutation of its {len(sizes)} dimensions"
                 )
-            tiles, is_plain = _read_layout(layout)
         dynamic = dynamic if any(dynamic) else ()
         key = (element, sizes, dynamic)
         return Shape(
