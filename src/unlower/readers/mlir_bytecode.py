@@ -110,7 +110,12 @@ def string_lengths(data: bytes | memoryview, at: int) -> tuple[list[int], int]:
     count, at = varint(data, at)
     lengths = []
     for _ in range(count):
-        length, at = varint(data, at)
+        length = data[at]
+        if length & 1:  # most are short
+            length >>= 1
+            at += 1
+        else:
+            length, at = varint(data, at)
         lengths.append(length)
     # Listed from the last string to the first.
     return lengths[::-1], at
@@ -156,7 +161,12 @@ def entry_groups(data: bytes | memoryview, offsets: tuple[int, int], entries: tu
         count, at = varint(data, at)
         group = []
         for _ in range(count):
-            size, at = varint(data, at)
+            size = data[at]
+            if size & 1:  # most are small
+                size >>= 1
+                at += 1
+            else:
+                size, at = varint(data, at)
             end = start + (size >> 1)
             group.append((bool(size & 1), start, end))
             start = end
