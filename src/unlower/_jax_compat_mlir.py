@@ -23,7 +23,8 @@ def _definitions() -> dict[str, type]:
     """Operation -> the class that was generated from its definition. The same in jaxlib 0.10 to 0.12."""
     modules = [importlib.import_module(f"jaxlib.mlir.dialects._{dialect}_ops_gen") for dialect in _DIALECTS]
     classes = [value for module in modules for value in vars(module).values() if isinstance(value, type)]
-    return {cls.OPERATION_NAME: cls for cls in classes if cls is not mlir_ir.OpView and issubclass(cls, mlir_ir.OpView)}
+    found = [cls for cls in classes if cls is not mlir_ir.OpView and issubclass(cls, mlir_ir.OpView)]
+    return {vars(cls)["OPERATION_NAME"]: cls for cls in found}
 
 
 @functools.cache
