@@ -10,7 +10,7 @@ SOURCE = pathlib.Path(__file__).parent.parent / "src" / "unlower"
 # From the ground up; a layer may import what stands below it, and its members leave each other alone.
 LAYERS = (
     ("errors",),
-    ("_registry", "_jax_compat", "_collector"),
+    ("_registry", "_jax_compat", "_collector", "_jax_compat_mlir"),
     ("_jax_compat_interpret",),
     ("ir",),
     ("readers", "ops", "raising", "report", "_xla_child"),

@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import unlower
 from unlower._jax_compat import (
     current_stablehlo_version,
     hlo_text_to_proto,
@@ -229,11 +230,21 @@ def test_quantized_types_are_named():
     assert caught.value.where.startswith("line 1, column 46: module")
 
 
-def test_errors_of_the_converter_are_format_errors():
+@pytest.mark.parametrize(
+    ("instruction", "what"),
+    [
+        ("f32[2] add(p, i)", "lax.add requires arguments to have the same dtypes"),
+        ("s32[2] negate(p)", "returned float32"),
+        ("f32[2] power(p, i)", "it mixes"),
+        ("f32[2] select(i, p, p)", "no predicate"),
+        ("f32[2] slice(p), slice={[1:3]}", "slice limit_indices"),
+    ],
+)
+def test_ill_typed_hlo_is_refused(instruction, what):
     parameters = "p = f32[2] parameter(0)  i = s32[2] parameter(1)"
-    mixed = hlo_text_to_proto(f"HloModule m\nENTRY e {{ {parameters}  ROOT c = f32[2] add(p, i) }}")
-    with pytest.raises(FormatError, match="StableHLO that does not verify"):
-        read(mixed)
+    with pytest.raises(UnlowerError, match=what) as caught:
+        unlower.load(hlo_text_to_proto(f"HloModule m\nENTRY e {{ {parameters}  ROOT c = {instruction} }}"))
+    assert caught.value.where
 
 
 def test_reading_prints_nothing(capfd):

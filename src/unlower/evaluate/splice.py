@@ -372,7 +372,10 @@ class _Splicer:
                 else:
                     self._call(op, [read(v) for v in op.operands], environment, append, source)
                 continue
-            atoms = [environment[v] if v in environment else read(v) for v in op.operands]
+            try:
+                atoms = [environment[v] for v in op.operands]
+            except KeyError:  # a scalar constant from around
+                atoms = [read(v) for v in op.operands]
             if op.regions:
                 for captured in self._region_captures(op):
                     atoms.extend(map(read, captured))
@@ -415,6 +418,7 @@ class _Splicer:
         (value,) = op.results
         constant = self._constants[value]
         if constant.type.shape == ():
+            environment[value] = self._literal(value)
             return
         environment[value] = variable = Var(self._aval(value))
         if constant.is_splat:

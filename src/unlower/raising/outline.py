@@ -84,10 +84,14 @@ class _Outliner:
         self.made: dict[Any, Function] = {}
 
     def function(self, function: Function) -> Function:
-        makers: dict[Value, Op] = {op.results[0]: op for op in walk(function.body) if len(op.results) == 1}
+        ops = list(walk(function.body))
+        roots = [op for op in ops if op.name in self._roots]
+        if not roots:
+            return function
+        makers: dict[Value, Op] = {op.results[0]: op for op in ops if len(op.results) == 1}
         found = []
-        for op in makers.values():
-            for name, pattern in self._roots.get(op.name, ()):
+        for op in roots:
+            for name, pattern in self._roots[op.name]:
                 match = _Match(makers)
                 if match.value(op.results[0], pattern):
                     found.append((name, op, match))
@@ -220,7 +224,19 @@ class _Match:
         constant: DenseElements = op.attributes["value"]
         return constant.type.element, constant.elided, constant.array.tobytes()
 
+    def _may_be(self, value: Value, pattern: Pattern) -> bool:
+        """Whether the operation that makes a value is the one in the pattern."""
+        if isinstance(pattern, str):
+            return True
+        op = self._makers.get(value)
+        if op is None:
+            return False
+        return op.name in _VIEWS if isinstance(pattern, float) else op.name == f"stablehlo.{pattern[0]}"
+
     def _values(self, values: Sequence[Value], patterns: Sequence[Pattern]) -> bool:
+        for value, pattern in zip(values, patterns, strict=True):
+            if not self._may_be(value, pattern):
+                return False
         before = [dict(x) for x in (self.ops, self.operands, self.aliases, self.spare)]
         if all(self.value(*pair) for pair in zip(values, patterns, strict=True)):
             return True

@@ -5,11 +5,13 @@ field 2 (entry computation) and messages in field 3 (computations); HloProto and
 field 1, and HloSnapshot an HloProto in field 1.
 """
 
+from collections.abc import Mapping
+
 from unlower._jax_compat import NATIVE_ERRORS, convert_hlo_to_stablehlo, new_mlir_context
 from unlower._jax_compat import mlir_ir as ir
 from unlower.errors import FormatError
 from unlower.ir.interface import Source
-from unlower.ir.module import Module
+from unlower.ir.module import Location, Module
 from unlower.readers.elision import Elision
 from unlower.readers.hlo.guard import guard
 from unlower.readers.hlo.model import read_model
@@ -18,6 +20,7 @@ from unlower.readers.hlo_tuples import with_tuples
 from unlower.readers.isolation import read_isolated
 from unlower.readers.limits import DEFAULT_LIMITS, Limits
 from unlower.readers.mlir_module import bytecode_of, module_from_bytecode
+from unlower.readers.mlir_properties import UnknownPropertiesError
 from unlower.readers.stablehlo_text import mlir_message
 from unlower.readers.wire import BYTES, fields
 
@@ -42,8 +45,16 @@ def read_hlo_proto(data: bytes, elision: Elision) -> Module | Source:
     return module_from_hlo_proto(module, elision)
 
 
-def module_from_hlo_proto(module: bytes, elision: Elision) -> Module | Source:
-    """Checks and rewrites a serialized HloModuleProto, converts it to StableHLO and reads that."""
+def module_from_hlo_proto(
+    module: bytes, elision: Elision, locations: Mapping[str, Location] | None = None
+) -> Module | Source:
+    """Checks and rewrites a serialized HloModuleProto, converts it to StableHLO and reads that.
+
+    Args:
+      module: the bytes.
+      elision: decides about constants without values.
+      locations: the locations that stand for some names of instructions.
+    """
     if elision.isolation is not None:
         return with_tuples(read_isolated("HLO proto", module, elision)[0], module)
     try:
@@ -55,10 +66,19 @@ def module_from_hlo_proto(module: bytes, elision: Elision) -> Module | Source:
             f"XLA cannot convert this HLO module: {str(error).splitlines()[0]}",
             mend="if the file is whole, remove or rewrite the instruction named, or export the program as StableHLO",
         ) from None
+    try:
+        built = module_from_bytecode(bytecode, elision, locations)
+    except UnknownPropertiesError:
+        built = module_from_bytecode(_without_properties(bytecode), elision, locations)
+    return with_tuples(built, module)
+
+
+def _without_properties(bytecode: bytes) -> bytes:
+    """Has MLIR write bytecode again, in a version in which every attribute stands with its name."""
     context = new_mlir_context()
     with context:
         try:
-            bytecode = bytecode_of(ir.Module.parse(bytecode))
+            return bytecode_of(ir.Module.parse(bytecode))
         except (ir.MLIRError, *NATIVE_ERRORS) as error:
             what, where = mlir_message(str(error))
             raise FormatError(
@@ -66,8 +86,6 @@ def module_from_hlo_proto(module: bytes, elision: Elision) -> Module | Source:
                 where=where,
                 mend="the module breaks HLO's own rules, or uses an instruction that StableHLO cannot say",
             ) from None
-    del context
-    return with_tuples(module_from_bytecode(bytecode, elision), module)
 
 
 def prepare(module: bytes, limits: Limits = DEFAULT_LIMITS) -> bytes:

@@ -11,6 +11,7 @@ from unlower.ir.interface import Source
 from unlower.ir.module import Module
 from unlower.readers.elision import Elision, mark_hlo_text
 from unlower.readers.hlo.text_guard import guard_hlo_text
+from unlower.readers.hlo.text_metadata import shorten_metadata
 from unlower.readers.hlo_proto import module_from_hlo_proto
 from unlower.readers.hlo_tuples import with_tuples
 from unlower.readers.isolation import read_isolated
@@ -19,8 +20,8 @@ from unlower.readers.text import decode_utf8, first_token
 __all__ = ["is_hlo_text", "keep_negative_zeros", "proto_from_hlo_text", "read_hlo_text"]
 
 _LAYOUT = re.compile(r"^\s*HloModule\b[^\n]*entry_computation_layout=", re.MULTILINE)
-_ENTRY = re.compile(r"^\s*ENTRY\b", re.MULTILINE)
-# The literal comes first, which is how a regular expression is fast to find nothing.
+# The literal comes first, which is how a regular expression is fast.
+_ENTRY = re.compile(r"ENTRY\b")
 _NEGATIVE_ZERO = re.compile(r"-0(?<=[({,\s]-0)(?=[)},\s])")
 _FLOAT_CONSTANT = re.compile(r"(\b(?:b?f|c)\d\w*\[[^\]]*\](?:\{[^}]*\})? constant)(\([-\d.,\s{}()a-z+*/=]*)")
 _WAS_PARSING = re.compile(r"was parsing (\d+):(\d+): error: ([^\n]*)")
@@ -40,19 +41,36 @@ def read_hlo_text(data: bytes, elision: Elision) -> Module | Source:
     if elision.isolation is not None:
         module, proto = read_isolated("HLO text", data, elision)
         return with_tuples(module, proto)
-    return module_from_hlo_proto(proto_from_hlo_text(data, elision), elision)
+    text = decode_utf8(data)
+    try:
+        shortened, locations = shorten_metadata(text)
+        proto = _parse(shortened, elision)
+    except FormatError:
+        # The error quotes the text as it was.
+        proto, locations = _parse(text, elision), {}
+    return module_from_hlo_proto(proto, elision, locations)
 
 
 def proto_from_hlo_text(data: bytes, elision: Elision) -> bytes:
     """Parses HLO text to a serialized HloModuleProto; raises as `read_hlo_text` does."""
-    text = guard_hlo_text(mark_hlo_text(keep_negative_zeros(decode_utf8(data))), elision.limits)
-    if _LAYOUT.search(text) and not _ENTRY.search(text):
+    return _parse(decode_utf8(data), elision)
+
+
+def _parse(text: str, elision: Elision) -> bytes:
+    text = guard_hlo_text(mark_hlo_text(keep_negative_zeros(text)), elision.limits)
+    if _LAYOUT.search(text) and not _has_entry(text):
         # XLA would take the last computation for the entry; its converter ends the process when the layout disagrees.
         raise FormatError("the HLO text has no ENTRY computation", mend="the file is cut off; copy or dump it again")
     try:
         return hlo_text_to_proto(text)
     except NATIVE_ERRORS as error:
         raise _error(str(error), text) from None
+
+
+def _has_entry(text: str) -> bool:
+    """Whether a line begins with `ENTRY`."""
+    starts = [match.start() for match in _ENTRY.finditer(text)]
+    return any(not text[text.rfind("\n", 0, start) + 1 : start].strip() for start in starts)
 
 
 def keep_negative_zeros(text: str) -> str:

@@ -43,11 +43,13 @@ def read_tuples(proto: bytes) -> tuple[list[Tree], Tree] | None:
         if shape is None or result is None:
             return None
         parameters = [
-            _tree(shape[field.start : field.stop])
+            shape[field.start : field.stop]
             for field in fields(shape)
             if field.number == _PARAMETERS and field.kind == BYTES
         ]
-        return parameters, _tree(result)
+        # Most are like another.
+        trees = {each: _tree(each) for each in dict.fromkeys(parameters)}
+        return [trees[each] for each in parameters], _tree(result)
     except (FormatError, _Token):
         return None
 

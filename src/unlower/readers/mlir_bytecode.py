@@ -1,6 +1,6 @@
 """The container of MLIR bytecode: sections, strings, and the tables of attributes, types and resources.
 
-Source: "MLIR Bytecode Format" of the MLIR documentation, versions 2 to 4. The tables are decoded entry by entry, when one
+Source: "MLIR Bytecode Format" of the MLIR documentation, versions 2 to 6. The tables are decoded entry by entry, when one
 is asked for; `mlir_attributes.py` and `mlir_types.py` know what the bytes of an entry mean. Nothing of MLIR runs here.
 """
 
@@ -14,6 +14,7 @@ __all__ = [
     "ENTRIES",
     "MAGIC",
     "OFFSETS",
+    "PROPERTIES",
     "STRINGS",
     "Bytecode",
     "Cursor",
@@ -30,7 +31,7 @@ __all__ = [
 ]
 
 MAGIC = b"ML\xefR"
-STRINGS, DIALECTS, ENTRIES, OFFSETS, _IR, _RESOURCES, _RESOURCE_OFFSETS = range(7)
+STRINGS, DIALECTS, ENTRIES, OFFSETS, _IR, _RESOURCES, _RESOURCE_OFFSETS, _VERSIONS, PROPERTIES = range(9)
 _NEEDED = {STRINGS: "strings", DIALECTS: "dialects", ENTRIES: "attributes", OFFSETS: "offsets", _IR: "operations"}
 
 
@@ -46,6 +47,8 @@ def varint(data: bytes | memoryview, at: int) -> tuple[int, int]:
     first = data[at]
     if first & 1:
         return first >> 1, at + 1
+    if first & 2:
+        return (first | data[at + 1] << 8) >> 2, at + 2
     if first == 0:
         return int.from_bytes(data[at + 1 : at + 9], "little"), at + 9
     size = (first & -first).bit_length()
@@ -107,7 +110,12 @@ def string_lengths(data: bytes | memoryview, at: int) -> tuple[list[int], int]:
     count, at = varint(data, at)
     lengths = []
     for _ in range(count):
-        length, at = varint(data, at)
+        length = data[at]
+        if length & 1:  # most are short
+            length >>= 1
+            at += 1
+        else:
+            length, at = varint(data, at)
         lengths.append(length)
     # Listed from the last string to the first.
     return lengths[::-1], at
@@ -153,7 +161,12 @@ def entry_groups(data: bytes | memoryview, offsets: tuple[int, int], entries: tu
         count, at = varint(data, at)
         group = []
         for _ in range(count):
-            size, at = varint(data, at)
+            size = data[at]
+            if size & 1:  # most are small
+                size >>= 1
+                at += 1
+            else:
+                size, at = varint(data, at)
             end = start + (size >> 1)
             group.append((bool(size & 1), start, end))
             start = end
@@ -208,7 +221,7 @@ class Bytecode:
 
     Attributes:
       data: the file.
-      version: of the format, 2 to 4.
+      version: of the format, 2 to 6.
       dialects: the names of the dialects.
       op_names: dialect and mnemonic of each kind of operation.
       entries: of attributes, then types: the dialect, whether in its own encoding, where it starts and stops.
@@ -238,8 +251,8 @@ class Bytecode:
 
     def _find_sections(self) -> dict[int, tuple[int, int]]:
         self.version, _ = varint(self.data, len(MAGIC))
-        if not 2 <= self.version <= 4:
-            raise ValueError(f"version {self.version} of the format, not 2 to 4")
+        if not 2 <= self.version <= 6:
+            raise ValueError(f"version {self.version} of the format, not 2 to 6")
         found: dict[int, tuple[int, int]] = {}
         for key, _, start, stop in sections(self.data):
             if stop > len(self.data):
@@ -275,6 +288,8 @@ class Bytecode:
             count, at = varint(data, at)
             for _ in range(count):
                 name, at = varint(data, at)
+                if self.version >= 5:  # the lowest bit says whether the dialect defines it
+                    name >>= 1
                 names.append(f"{dialects[dialect]}.{self.string(name)}")
         return dialects, names
 
@@ -286,6 +301,10 @@ class Bytecode:
         """Returns the bytes of a section, by its number in the format."""
         start, stop = self._sections[key]
         return self.data[start:stop]
+
+    def span(self, key: int) -> tuple[int, int]:
+        """Returns where a section starts and stops; the same place twice if there is none."""
+        return self._sections.get(key, (0, 0))
 
     def entry(self, index: int) -> tuple[str, Cursor | str]:
         """Returns the dialect of an attribute or type, and its encoded bytes, or its text where it has no encoding."""

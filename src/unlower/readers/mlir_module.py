@@ -16,6 +16,7 @@ from unlower.ir.module import Function, Location, Module, Op, Region, Value
 from unlower.readers.elision import ELIDED_TARGET, Elision
 from unlower.readers.hlo.carried import CARRIED_TARGET
 from unlower.readers.mlir_bytecode import Bytecode, varint
+from unlower.readers.mlir_properties import Properties
 from unlower.readers.mlir_tables import Tables
 
 __all__ = ["bytecode_of", "module_from_bytecode", "module_from_mlir"]
@@ -25,7 +26,8 @@ _VERSION = 4
 
 _TERMINATORS = frozenset(["func.return", "mhlo.return", "sdy.return", "stablehlo.return", "vhlo.return_v1"])
 _NO_ATTRIBUTES: Mapping[str, Any] = MappingProxyType({})
-_HAS_ATTRIBUTES, _HAS_RESULTS, _HAS_OPERANDS, _HAS_SUCCESSORS, _HAS_REGIONS, _HAS_USE_ORDERS = 1, 2, 4, 8, 16, 32
+_HAS_ATTRIBUTES, _HAS_RESULTS, _HAS_OPERANDS, _HAS_SUCCESSORS, _HAS_REGIONS = 1, 2, 4, 8, 16
+_HAS_USE_ORDERS, _HAS_PROPERTIES = 32, 64
 
 
 def module_from_mlir(module: Any, elision: Elision | None = None) -> Module:
@@ -56,8 +58,13 @@ def bytecode_of(module: Any) -> bytes:
     return file.getvalue()
 
 
-def module_from_bytecode(data: bytes, elision: Elision) -> Module:
-    """Builds the IR of bytecode in version 4 of the format, as `bytecode_of` has it written.
+def module_from_bytecode(data: bytes, elision: Elision, locations: Mapping[str, Location] | None = None) -> Module:
+    """Builds the IR of bytecode.
+
+    Args:
+      data: the file, in version 4 of the format, as `bytecode_of` has it written, or as XLA's converter writes it.
+      elision: decides about constants without values.
+      locations: the locations that stand for some names.
 
     Raises:
       InvalidModuleError: no entry function, or control flow between blocks.
@@ -65,7 +72,7 @@ def module_from_bytecode(data: bytes, elision: Elision) -> Module:
     """
     try:
         with collector_paused():
-            return _Builder(Bytecode(data), elision).build()
+            return _Builder(Bytecode(data), elision, locations or {}).build()
     except (IndexError, KeyError, TypeError, ValueError, OverflowError) as error:
         if isinstance(error, FormatError | InvalidModuleError):
             raise
@@ -116,9 +123,10 @@ class _DraftValue:
 class _Builder:
     """The state of one pass: what was decoded already, and which functions are still to be read."""
 
-    def __init__(self, bytecode: Bytecode, elision: Elision):
+    def __init__(self, bytecode: Bytecode, elision: Elision, locations: Mapping[str, Location]):
         self._bytecode, self._data, self._elision = bytecode, bytecode.data, elision
-        self._tables = Tables(bytecode, elision)
+        self._tables = Tables(bytecode, elision, locations)
+        self._properties = Properties(bytecode, self._tables.attributes)
         self._number = 0
 
     # --- the module, and its functions
@@ -193,7 +201,10 @@ class _Builder:
         if mask & _HAS_ATTRIBUTES:
             index, at = varint(data, at)
             attributes = self._tables.attributes[index]
-        if mask & ~(_HAS_ATTRIBUTES | _HAS_REGIONS):
+        if mask & _HAS_PROPERTIES:
+            index, at = varint(data, at)
+            attributes = self._properties.join(self._bytecode.op_names[name], index, attributes)
+        if mask & ~(_HAS_ATTRIBUTES | _HAS_PROPERTIES | _HAS_REGIONS):
             raise ValueError("an operation with operands or results at the top of a module")
         region = None
         if mask & _HAS_REGIONS:
@@ -304,12 +315,13 @@ class _Builder:
     ) -> tuple[tuple[Op, ...], tuple[Value, ...], int]:
         """Reads the operations of a block. This loop is what reading costs, so short integers are read in place.
 
-        Bytes: name, what follows, location, attributes?, (results, types)?, (operands, values)?, use orders?, regions?.
+        Bytes: name, what follows, location, attributes?, properties?, (results, types)?, (operands, values)?, use orders?,
+        regions?.
         """
         data, names = self._data, self._bytecode.op_names
         tables = self._tables
         types, attribute_values, places = tables.types.values, tables.attributes.values, tables.locations
-        number = self._number
+        join, number = self._properties.join, self._number
         ops: list[Any] = []
         results: tuple[Value, ...] = ()
         for _ in range(count):
@@ -348,6 +360,9 @@ class _Builder:
                 attributes = attribute_values[b]
                 if attributes is None:
                     attributes = self._tables.attributes[b]
+            if mask & _HAS_PROPERTIES:
+                b, at = varint(data, at)
+                attributes = join(name, b, attributes)
             made: list[Any] = []
             if mask & _HAS_RESULTS:
                 b = data[at]

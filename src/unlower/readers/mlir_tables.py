@@ -17,7 +17,7 @@ from unlower.readers.mlir_types import decode_type, parse_type
 __all__ = ["Table", "Tables"]
 
 _NO_CODES: Mapping[int, Any] = MappingProxyType({})
-_CALL_SITE, _FILE, _FUSED, _NAMED, _FILE_RANGE = 10, 11, 12, 14, 22
+_STRING, _CALL_SITE, _FILE, _FUSED, _NAMED, _FILE_RANGE = 2, 10, 11, 12, 14, 22
 _MOST_FUSED = 8
 _LOCATIONS = frozenset([*range(_CALL_SITE, 16), _FILE_RANGE])
 
@@ -49,6 +49,7 @@ class Tables:
     Args:
       bytecode: the file.
       elision: decides about constants without values.
+      named: the locations that stand for some names.
 
     Attributes:
       types: by number; equal types are one object, an element type is its name.
@@ -57,8 +58,9 @@ class Tables:
       symbols: the functions that attributes decoded since this was last emptied refer to.
     """
 
-    def __init__(self, bytecode: Bytecode, elision: Elision):
+    def __init__(self, bytecode: Bytecode, elision: Elision, named: Mapping[str, Location]):
         self._bytecode, self._data, self._elision = bytecode, bytecode.data, elision
+        self._entries, self._named = bytecode.entries, named
         count = bytecode.attribute_count
         self.types = Table(bytecode.entry_count - count, self._read_type)
         self.attributes = Table(count, self._read_attribute)
@@ -84,6 +86,9 @@ class Tables:
         return self._interned.setdefault(type_, type_)
 
     def _read_attribute(self, index: int) -> Any:
+        code, at = self._code(index)
+        if code == _STRING:  # most are names of locations
+            return self._bytecode.string(varint(self._data, at)[0])
         dialect, encoded = self._bytecode.entry(index)
         if isinstance(encoded, str):
             return parse_structured(encoded)
@@ -136,12 +141,16 @@ class Tables:
         if found is None:
             name, place = None, index
             code, at = self._code(index)
-            if code == _FUSED:
-                return self._fused(index, at)
             if code == _NAMED:
                 name, at = varint(self._data, at)
-                name, (place, _) = self.attributes[name], varint(self._data, at)
-            key = (name, *self._frame(place))
+                place, _ = varint(self._data, at)
+                name = self.attributes.values[name] or self.attributes[name]
+                if name in self._named:
+                    found = self.locations[index] = self._named[name]
+                    return found
+            elif code == _FUSED:
+                return self._fused(index, at)
+            key = (name, *(self._frames.get(place) or self._frame(place)))
             found = self._places.get(key)
             if found is None:
                 found = self._places[key] = Location(*key) if key != (None, None, None) else False
@@ -188,7 +197,8 @@ class Tables:
 
     def _code(self, index: int) -> tuple[int, int]:
         """Returns the code of a builtin attribute, and where what it holds starts; -1 for any other."""
-        dialect, encoded, start, _ = self._bytecode.entries[index]
+        dialect, encoded, start, _ = self._entries[index]
         if dialect != "builtin" or not encoded:
             return -1, start
-        return varint(self._data, start)
+        code = self._data[start]
+        return (code >> 1, start + 1) if code & 1 else varint(self._data, start)

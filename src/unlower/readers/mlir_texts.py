@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from unlower._jax_compat import mlir_ir as ir
 from unlower._jax_compat import new_mlir_context
-from unlower.readers.mlir_bytecode import MAGIC, Bytecode, varint
+from unlower.readers.mlir_bytecode import MAGIC, PROPERTIES, Bytecode, varint
 
 __all__ = ["attribute_texts"]
 
@@ -74,6 +74,7 @@ def _module(bytecode: Bytecode, wanted: Sequence[int], location: int) -> bytes:
         _section(2, b"".join(pieces)),
         _section(3, b"".join(offsets)),
         _section(4, _varint(2) + operation),
+        *([_section(PROPERTIES, _varint(0))] if bytecode.version >= 5 else []),
     ]
     return MAGIC + _varint(bytecode.version) + b"unlower\0" + b"".join(sections)
 

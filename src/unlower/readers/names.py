@@ -314,8 +314,10 @@ def _symbolic_shapes(module: Module) -> dict[int, tuple[int | str, ...]]:
         for i, value in enumerate(main.body.arguments)
         if isinstance(value.type, TensorType) and not value.type.is_static
     ]
+    if not unknown:
+        return {}
     for op in main.body.ops:
-        message = str(op.attributes.get("error_message", "")) if unknown else ""
+        message = str(op.attributes.get("error_message", ""))
         if op.attributes.get("call_target_name") != "shape_assertion" or _SPECIFICATIONS not in message:
             continue
         found = [_sizes(text) for text in _SPECIFICATION.findall(message.partition(_SPECIFICATIONS)[2])]

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from unlower.readers.hlo import expect
 from unlower.readers.hlo.faults import Fault
 from unlower.readers.hlo.model import Model
-from unlower.readers.hlo.shapes import Shape
+from unlower.readers.hlo.shapes import COMPLEX, FLOATS, PRED, Shape
 from unlower.readers.hlo.wire import repeated_integers
 from unlower.readers.wire import first
 
@@ -13,6 +13,20 @@ __all__: list[str] = []
 
 
 # --- computations on elements
+
+
+@expect.check("select")
+def _select(model: Model, index: int) -> None:
+    chooser = expect.arrays(model, index, 3)[0]
+    if chooser.element != PRED:
+        raise Fault(f"it chooses by {chooser}, no predicate")
+
+
+@expect.check("abs")
+def _abs(model: Model, index: int) -> None:
+    shape = expect.array(model, index)
+    if shape.element in COMPLEX:
+        raise Fault(f"it gives {shape}, no real numbers")
 
 
 @expect.check("reduce", "reduce-window")
@@ -59,6 +73,9 @@ def _sort(model: Model, index: int) -> None:
     (called,) = expect.calls(model, index, 1)
     expect.works_on_scalars(model, called, 2 * len(operands), 1)
     expect.is_predicate(model, called)
+    for place, parameter in enumerate(expect.parameters(model, called)):
+        if parameter.element != operands[place // 2].element:
+            raise Fault(f"it compares {operands[place // 2]} as {parameter}")
 
 
 @expect.check("scatter")
@@ -106,6 +123,11 @@ def _select_and_scatter(model: Model, index: int) -> None:
     expect.is_predicate(model, select)
     expect.works_on_scalars(model, scatter, 2, 1)
     _window(model, index, len(operand.dimensions))
+
+
+@expect.check("power")
+def _power(model: Model, index: int) -> None:
+    expect.one_element(expect.arrays(model, index))
 
 
 # --- shapes
@@ -233,6 +255,10 @@ def _solve(model: Model, index: int) -> None:
     for operand in (*expect.arrays(model, index), expect.array(model, index)):
         if len(operand.dimensions) < 2:
             raise Fault(f"it has to do with {operand}, no matrix")
+    matrix = expect.arrays(model, index)[0]
+    if matrix.dimensions[-1] != matrix.dimensions[-2] or matrix.element not in FLOATS | COMPLEX:
+        raise Fault(f"it takes {matrix}, no square matrix of floats")
+    expect.one_element(expect.arrays(model, index))
     if model.opcodes[index] == "triangular-solve":
         transpose = expect.one(model.message(index, 59) or b"", 4)
         if not 0 <= transpose <= 3:
@@ -253,6 +279,7 @@ def _fft(model: Model, index: int) -> None:
 @expect.check("batch-norm-training", "batch-norm-grad", "batch-norm-inference")
 def _batch_norm(model: Model, index: int) -> None:
     operands = expect.arrays(model, index)
+    expect.one_element(operands)
     expect.results(model, index, 1 if model.opcodes[index] == "batch-norm-inference" else 3)
     expect.dimensions([model.integer(index, 25)], len(operands[0].dimensions), "feature index")
 

@@ -20,6 +20,7 @@ __all__ = [
     "is_predicate",
     "message",
     "one",
+    "one_element",
     "operands",
     "parameters",
     "results",
@@ -67,6 +68,13 @@ def array(model: Model, index: int) -> Shape:
     if not shape.is_array:
         raise Fault(f"it gives {shape}, no array")
     return shape
+
+
+def one_element(shapes: Sequence[Shape]) -> None:
+    """Checks that arrays have elements of one type."""
+    for shape in shapes:
+        if shape.element != shapes[0].element:
+            raise Fault(f"it mixes {shapes[0]} and {shape}")
 
 
 def same(what: str, shape: Shape, wanted: Shape) -> None:

@@ -11,7 +11,9 @@ from unlower.readers.hlo.wire import encode_number, encode_packed, integers, rep
 from unlower.readers.wire import BYTES, VARINT, encode_field, fields
 
 __all__ = [
+    "COMPLEX",
     "ELEMENTS",
+    "FLOATS",
     "PRED",
     "TUPLE",
     "Shape",
@@ -68,6 +70,8 @@ if HLO_HAS_FLOAT6:
     ELEMENTS |= {35: Element("f6e3m2fn", 6, 0, 6), 36: Element("f6e2m3fn", 6, 0, 6)}
 
 PRED, TUPLE, TOKEN = 1, 13, 17
+COMPLEX = frozenset([number for number, element in ELEMENTS.items() if element.name.startswith("c")])
+FLOATS = frozenset([number for number, element in ELEMENTS.items() if element.name.startswith(("f", "bf"))])
 _NO_TENSOR = {
     0: "no element type",
     14: "opaque values",
@@ -149,6 +153,7 @@ class Shapes:
         self._nesting = nesting
         self._decoded: dict[bytes, Shape] = {}
         self._keys: dict[object, int] = {}
+        self._layouts: dict[bytes, tuple[tuple[int, ...], tuple[tuple[int, ...], ...], bool]] = {}
 
     def __getitem__(self, data: bytes) -> Shape:
         """Returns the shape that `data` encodes; raises Fault where it is none."""
@@ -243,12 +248,13 @@ class Shapes:
             raise Fault(f"its shape has {known} elements")
         minor_to_major, tiles, is_plain = None, (), True
         if layout is not None:
-            minor_to_major = tuple(repeated_integers(layout, 1))
+            if layout not in self._layouts:
+                self._layouts[layout] = tuple(repeated_integers(layout, 1)), *_read_layout(layout)
+            minor_to_major, tiles, is_plain = self._layouts[layout]
             if sorted(minor_to_major) != list(range(len(sizes))):
                 raise Fault(
                     f"the layout {{{','.join(map(str, minor_to_major))}}} is no permutation of its {len(sizes)} dimensions"
                 )
-            tiles, is_plain = _read_layout(layout)
         dynamic = dynamic if any(dynamic) else ()
         key = (element, sizes, dynamic)
         return Shape(
