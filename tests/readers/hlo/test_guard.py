@@ -218,6 +218,11 @@ FAULTS = {
         inside(_WINDOW, lambda w: encode_field(1, value(w, 1))),
         "its window has 1 dimensions, not 2",
     ),
+    "a window that makes another shape": (
+        "reduce-window.1",
+        inside(_WINDOW, lambda w: encode_field(1, integer(1, 1)(value(w, 1))) * 2),
+        r"and its window makes \[2, 3\] of",
+    ),
     "a window that is not there": ("reduce-window.1", put(_WINDOW), "it has no window"),
     "map over one of two dimensions twice": ("map.1", numbers(_DIMENSIONS, 0, 0), "have one twice"),
     "sort along none": ("sort.1", numbers(_DIMENSIONS, 2), "are not one below 2"),

@@ -46,15 +46,32 @@ def _reduce(model: Model, index: int) -> None:
     expect.works_on_scalars(model, called, 2 * count, count)
     if model.opcodes[index] == "reduce":
         expect.dimensions(model.dimensions[index], rank)
-    else:
-        _window(model, index, rank)
+        return
+    window = _window(model, index, rank)
+    sizes = [_windows_along(*pair) for pair in zip(operands[0].dimensions, window, strict=True)]
+    for result in expect.results(model, index, count):
+        if list(result.dimensions) != sizes:
+            raise Fault(f"it gives {result}, and its window makes {sizes} of {operands[0]}")
 
 
-def _window(model: Model, index: int, rank: int) -> None:
+def _window(model: Model, index: int, rank: int) -> list[bytes]:
     window = expect.message(model, index, 15, "window")
     sizes = expect.submessages(window, 1)
     if len(sizes) != rank:
         raise Fault(f"its window has {len(sizes)} dimensions, not {rank}")
+    return sizes
+
+
+def _windows_along(size: int, window: bytes) -> int:
+    """How many windows lie along a dimension: those that fit, after dilation and padding."""
+    extent, stride, low, high, dilation, base_dilation = (_signed(expect.one(window, field)) for field in range(1, 7))
+    dilated = (size - 1) * max(base_dilation, 1) + 1 if size else 0
+    free = dilated + low + high - ((extent - 1) * max(dilation, 1) + 1)
+    return max(0, free // max(stride, 1) + 1)
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 64) if value >= 1 << 63 else value
 
 
 @expect.check("map")
