@@ -22,7 +22,7 @@ from unlower.ops import op_rules
 from unlower.parameters import Weights, lift
 from unlower.platforms import choose_platform
 from unlower.raising.loop_order import order_loops
-from unlower.raising.loops import COUNTED, Loop, find_loops, raise_loops
+from unlower.raising.loops import COUNTED, UNCOUNTED, Bounds, Loop, check_bounds, find_loops, raise_loops
 from unlower.raising.normalize import normalize
 from unlower.raising.slice_sizes import size_slices
 from unlower.readers.detect import read_source
@@ -50,6 +50,7 @@ def load(
     platform: str | int | None = None,
     limits: Limits = DEFAULT_LIMITS,
     isolate: bool | Isolation = False,
+    max_iterations: int | Mapping[str, int] | None = None,
 ) -> "Program":
     """Loads an XLA program as a JAX function.
 
@@ -69,6 +70,8 @@ def load(
       limits: how much the program may ask for: bytes, operations, constants, nesting; each has a default.
       isolate: whether XLA's and MLIR's own code reads the file in a process of its own, which a hostile file may end; an
         `Isolation` says what that process may take.
+      max_iterations: at most how often loops run whose iterations depend on data, which gives them a reverse mode: a number
+        for all, or a mapping from names in `program.loops`; see `Program.bound_loops`.
 
     Returns:
       the program, which computes the same bits as the original under XLA.
@@ -76,7 +79,7 @@ def load(
     Raises:
       FormatError: the source is damaged, elided, or no XLA program.
       InvalidModuleError: the program is ill-formed.
-      SignatureError: the program has no such platform.
+      SignatureError: the program has no such platform, or no such loop.
       UnsupportedOpError: operations without a rule, all of them listed, before anything runs.
 
     Example:
@@ -95,7 +98,7 @@ def load(
         found = size_slices(order_loops(found))
         check(found)
         check_supported(found, table)
-        return Program(found, table, interface)
+        return Program(found, table, interface, max_iterations)
 
 
 class Program:
@@ -108,13 +111,21 @@ class Program:
       out_avals: shape and dtype of each array that `flat` returns.
     """
 
-    def __init__(self, module: Module, rules: Mapping[str, Callable[..., Any]], interface: Interface):
+    def __init__(
+        self,
+        module: Module,
+        rules: Mapping[str, Callable[..., Any]],
+        interface: Interface,
+        max_iterations: Bounds = None,
+    ):
         self.module = module
         self.interface = interface
         self._rules = rules
+        self._bounds = max_iterations
+        check_bounds(max_iterations, self.loops if isinstance(max_iterations, Mapping) else ())
         # A rule of the caller's own for loops sees every loop.
-        own = rules.get("stablehlo.while") is not op_rules["stablehlo.while"] or COUNTED not in rules
-        self._raised = module if own else raise_loops(module, self.loops)
+        own = rules.get("stablehlo.while") is not op_rules["stablehlo.while"] or not {COUNTED, UNCOUNTED} <= rules.keys()
+        self._raised = module if own else raise_loops(module, self.loops, max_iterations)
         self.__name__ = self.__qualname__ = module.name
         body = module.main.body
         inputs = interface.inputs
@@ -232,7 +243,37 @@ class Program:
           FormatError: a damaged checkpoint.
         """
         lifted = lift(self.module, self.interface, min_elements=min_elements, match=match)
-        return self if lifted.module is self.module else Program(lifted.module, self._rules, lifted.interface)
+        if lifted.module is self.module:
+            return self
+        return Program(lifted.module, self._rules, lifted.interface, self._bounds)
+
+    def bound_loops(self, max_iterations: int | Mapping[str, int]) -> "Program":
+        """Gives loops whose iterations depend on data a reverse mode, by saying at most how often they run.
+
+        Values stay those of the loop itself, however often it runs. Derivatives go through a nest of scans that skips what
+        the loop does not run, and keeps about the square root of the bound in memory (its cube root above 4096). Where the
+        loop runs on after that many iterations, they are NaN.
+
+        Args:
+          max_iterations: a number for all such loops, or a mapping from names in `loops`, for these alone.
+
+        Returns:
+          a new program, which gives the same results.
+
+        Raises:
+          SignatureError: a number below 1, or a loop that is not there.
+
+        Example:
+          >>> import jax, unlower
+          >>> f = lambda x: jax.lax.while_loop(lambda y: y < 10.0, lambda y: y * 2.0, x)
+          >>> program = unlower.load(jax.jit(f).lower(1.5))
+          >>> [loop.name for loop in program.loops]
+          ['main.while_0']
+          >>> jax.grad(program.bound_loops({"main.while_0": 8}))(1.5)
+          Array(8., dtype=float32)
+        """
+        given = {**self._bounds, **max_iterations} if isinstance(self._bounds, Mapping) and isinstance(max_iterations, Mapping) else max_iterations
+        return Program(self.module, self._rules, self.interface, given)
 
     def _call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], parameters: Mapping[str, Any]) -> Any:
         if self._binder is None:
