@@ -124,7 +124,9 @@ class Program:
         self._bounds = max_iterations
         check_bounds(max_iterations, self.loops if isinstance(max_iterations, Mapping) else ())
         # A rule of the caller's own for loops sees every loop.
-        own = rules.get("stablehlo.while") is not op_rules["stablehlo.while"] or not {COUNTED, UNCOUNTED} <= rules.keys()
+        own = (
+            rules.get("stablehlo.while") is not op_rules["stablehlo.while"] or not {COUNTED, UNCOUNTED} <= rules.keys()
+        )
         self._raised = module if own else raise_loops(module, self.loops, max_iterations)
         self.__name__ = self.__qualname__ = module.name
         body = module.main.body
@@ -272,7 +274,11 @@ class Program:
           >>> jax.grad(program.bound_loops({"main.while_0": 8}))(1.5)
           Array(8., dtype=float32)
         """
-        given = {**self._bounds, **max_iterations} if isinstance(self._bounds, Mapping) and isinstance(max_iterations, Mapping) else max_iterations
+        given = (
+            {**self._bounds, **max_iterations}
+            if isinstance(self._bounds, Mapping) and isinstance(max_iterations, Mapping)
+            else max_iterations
+        )
         return Program(self.module, self._rules, self.interface, given)
 
     def _call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], parameters: Mapping[str, Any]) -> Any:

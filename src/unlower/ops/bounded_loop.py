@@ -16,7 +16,7 @@ import numpy as np
 from jax import lax
 from jax.interpreters import ad, batching
 
-from unlower._jax_compat import eval_closed_jaxpr, mlir, new_primitive, zero_tangent
+from unlower._jax_compat import eval_closed_jaxpr, mlir, new_primitive, open_closed_jaxpr, zero_tangent
 from unlower.errors import UnlowerError
 
 __all__ = ["forward_only", "run_bounded"]
@@ -44,28 +44,39 @@ def run_bounded(
     levels = 2 if bound <= _TWO_LEVELS else 3
     length = _root(bound, levels)
 
-    def proceeds(slots: Sequence[Any]) -> Any:
-        return eval_closed_jaxpr(cond, *of_cond, *slots)[0]
+    parts = open_closed_jaxpr(body)
+    pairs = zip(parts.invars[len(of_body) :], parts.outvars, strict=True)
+    carried = [i for i, (before, after) in enumerate(pairs) if before is not after]
+
+    def whole(state: Sequence[Any]) -> list[Any]:
+        """All slots: those that the body returns unchanged are no part of what is kept for each iteration."""
+        slots = list(operands)
+        for i, value in zip(carried, state, strict=True):
+            slots[i] = value
+        return slots
+
+    def proceeds(state: Sequence[Any]) -> Any:
+        return eval_closed_jaxpr(cond, *of_cond, *whole(state))[0]
 
     def step(state: Any) -> Any:
-        _, count, slots = state
-        slots = tuple(eval_closed_jaxpr(body, *of_body, *slots))
+        _, count, inner = state
+        slots = eval_closed_jaxpr(body, *of_body, *whole(inner))
+        inner = tuple(slots[i] for i in carried)
         count = lax.add(count, np.int32(1))
-        return lax.bitwise_and(proceeds(slots), lax.lt(count, np.int32(bound))), count, slots
+        return lax.bitwise_and(proceeds(inner), lax.lt(count, np.int32(bound))), count, inner
 
     def nest(inner: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        def advance(state: Any, _: None) -> tuple[Any, None]:
-            return lax.cond(state[0], inner, lambda state: state, state), None
+        # The choice is computed again as well, or what the branch reads would be kept for each iteration. Scans keep what goes
+        # forwards from what comes back, so nothing else has to be kept from being shared.
+        chosen = jax.checkpoint(lambda state: lax.cond(state[0], inner, lambda state: state, state), prevent_cse=False)
+        return lambda state: lax.scan(lambda state, _: (chosen(state), None), state, None, length=length)[0]
 
-        return lambda state: lax.scan(advance, state, None, length=length)[0]
-
-    run = nest(step)
-    for _ in range(levels - 1):
-        # Scans keep what goes forwards from what comes back, so nothing has to be kept from being shared.
-        run = nest(jax.checkpoint(run, prevent_cse=False))
-    slots = tuple(operands)
-    _, _, slots = run((proceeds(slots), lax.full((), 0, np.int32), slots))
-    return slots, proceeds(slots)
+    run = step
+    for _ in range(levels):
+        run = nest(run)
+    first = tuple(operands[i] for i in carried)
+    _, _, last = run((proceeds(first), lax.full((), 0, np.int32), first))
+    return tuple(whole(last)), proceeds(last)
 
 
 def _root(bound: int, degree: int) -> int:
@@ -86,7 +97,9 @@ def forward_only(loop: str, place: str, tangents: Sequence[Any]) -> tuple[Any, .
     """
     moving = [i for i, tangent in enumerate(tangents) if tangent.dtype != jax.dtypes.float0]
     marked = list(tangents)
-    for i, tangent in zip(moving, forward_only_p.bind(*[tangents[i] for i in moving], loop=loop, place=place), strict=True):
+    for i, tangent in zip(
+        moving, forward_only_p.bind(*[tangents[i] for i in moving], loop=loop, place=place), strict=True
+    ):
         marked[i] = tangent
     return tuple(marked)
 
@@ -95,7 +108,9 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, loop: str, place: s
     results = forward_only_p.bind(*primals, loop=loop, place=place)
     moving = [i for i, tangent in enumerate(tangents) if type(tangent) is not ad.Zero]
     out = [zero_tangent(result) for result in results]
-    for i, tangent in zip(moving, forward_only_p.bind(*[tangents[i] for i in moving], loop=loop, place=place), strict=True):
+    for i, tangent in zip(
+        moving, forward_only_p.bind(*[tangents[i] for i in moving], loop=loop, place=place), strict=True
+    ):
         out[i] = tangent
     return results, out
 

@@ -65,7 +65,8 @@ def counted_while(
     """
 
     def differentiate(loop: _While, values: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
-        known = {int(slot): int(start) for slot, start in starts.items()}
+        # Tables of more iterations would cost more than they save.
+        known = {int(slot): int(start) for slot, start in starts.items()} if trip_count <= _MOST_TABLED else {}
 
         def as_scan(*values: Any) -> tuple[Any, ...]:
             _, of_body, slots = loop.split(values)
@@ -116,6 +117,10 @@ def _nan_where(pred: Array, tangent: Any) -> Any:
     return lax.mul(tangent, lax.broadcast(number, tangent.shape))
 
 
+_MOST_TABLED = 1 << 22
+"""Loops of more iterations carry their counters."""
+
+
 class _While:
     """A loop whose inputs are what its condition captures, what its body captures, and its slots."""
 
@@ -150,7 +155,9 @@ def _run_with_rule(
 ) -> tuple[Any, ...]:
     loop = _While(cond, body, operands)
     # Rules of derivatives hold no effects.
-    if not (loop.cond.effects or loop.body.effects) and any(jax.numpy.issubdtype(x.dtype, np.inexact) for x in operands):
+    if not (loop.cond.effects or loop.body.effects) and any(
+        jax.numpy.issubdtype(x.dtype, np.inexact) for x in operands
+    ):
         loop.with_rule = jax.custom_jvp(loop.run)
 
         def rule(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:

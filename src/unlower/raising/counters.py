@@ -220,7 +220,9 @@ class Counters:
         k = 0
         while self._left:
             self._left -= 1
-            state = {i: np.array([line.at(k)[0]], line.first.dtype) if line.step else line.first for i, line in lines.items()}
+            state = {
+                i: np.array([line.at(k)[0]], line.first.dtype) if line.step else line.first for i, line in lines.items()
+            }
             if not self._holds(condition, state):
                 return k
             changes = [change for crossing in holds.crossings if (change := crossing.next_change(k)) is not None]
