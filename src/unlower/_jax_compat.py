@@ -108,6 +108,15 @@ def scoped_source_info(scope: str) -> Any:
     return source_info_util.SourceInfo(None, stack)
 
 
+def name_scope(equation: Any) -> str:
+    """The name scope of an equation, `/` between its parts."""
+    return str(equation.source_info.name_stack)
+
+
+stop_gradient_p = ad_util.stop_gradient_p
+"""The identity without a derivative; no public name."""
+
+
 def eval_closed_jaxpr(closed: Any, *arguments: Any) -> list[Any]:
     """Evaluates a closed Jaxpr equation by equation, under whatever trace is current."""
     return core.eval_jaxpr(_inner_jaxpr(closed), closed.consts, *arguments)

@@ -19,6 +19,7 @@ from unlower.ir.interface import Input, Interface, Output, Source
 from unlower.ir.module import Module, Value
 from unlower.ir.types import TensorType
 from unlower.ops import op_rules
+from unlower.ops.restore import restore
 from unlower.parameters import Weights, lift
 from unlower.platforms import choose_platform
 from unlower.raising.loop_order import order_loops
@@ -147,12 +148,7 @@ class Program:
         self._weights = Weights(interface, weights)
         self._static = is_static(module) and not self._dimensions
         if self._static:
-            self._jaxpr = splice(self._raised, rules)
-            params = jit_equation_params(self._jaxpr, len(body.arguments), len(body.results), module.name)
-            # Lowered in place, a program that is all there is to a jit compiles to what the original compiled to.
-            self._bind: Callable[..., Any] = functools.partial(jit_p.bind, **params | {"inline": INLINED})
-        else:
-            self._bind = self._evaluate
+            self._spliced = splice(self._raised, rules)
         self._compiled = jax.jit(
             lambda *inputs: self._bind(*inputs), static_argnums=() if self._solved else tuple(self._dimensions)
         )
@@ -170,7 +166,21 @@ class Program:
                 "the program has sizes that are known only when it is called, so it has no single Jaxpr",
                 mend="use jax.make_jaxpr(program.flat)(*arrays)",
             )
-        return self._jaxpr
+        return self._restored
+
+    @functools.cached_property
+    def _restored(self) -> Any:
+        # Waits for the first call: that costs more than loading may.
+        return restore(self._spliced)
+
+    @functools.cached_property
+    def _bind(self) -> Callable[..., Any]:
+        if not self._static:
+            return self._evaluate
+        body = self.module.main.body
+        params = jit_equation_params(self._restored, len(body.arguments), len(body.results), self.module.name)
+        # Lowered in place, a program that is all there is to a jit compiles to what the original compiled to.
+        return functools.partial(jit_p.bind, **params | {"inline": INLINED})
 
     @functools.cached_property
     def loops(self) -> tuple[Loop, ...]:

@@ -29,6 +29,7 @@ from unlower._jax_compat import (
 )
 from unlower.ops.loop_rows import as_slices
 from unlower.ops.loop_tables import NUMPY, Table
+from unlower.ops.restore import restore
 
 __all__ = ["run_as_scan"]
 
@@ -50,7 +51,7 @@ def run_as_scan(
     """
     if trip_count == 0:
         return tuple(operands)
-    return _Plan(body, trip_count, starts, len(captures)).run(captures, operands)
+    return _Plan(restore(body), trip_count, starts, len(captures)).run(captures, operands)
 
 
 class _Rows(NamedTuple):

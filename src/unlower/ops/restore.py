@@ -1,0 +1,189 @@
+"""Equations as they were before lowering, where that lowers to the same operations and has the cheaper derivative.
+
+JAX puts into a module what its equations leave unsaid: that an operand is broadcast, that a power is a chain of products, where
+a gradient stops, what is computed again. A derivative that is taken of the module's operations keeps more for its way back than
+that of the equations. So they are put back, by rewrites whose lowering is what was there:
+
+- an elementwise equation takes its operand as it was before it was broadcast;
+- a chain of products of one value is its power;
+- the gradient stops at a maximum that cancels (`shift_invariance.py`);
+- what stands under the name scope `checkpoint` is computed again (`remat.py`).
+"""
+
+import weakref
+from typing import Any
+
+from unlower._jax_compat import JaxprParts, Literal, Var, closed_jaxpr, jit_p, open_closed_jaxpr, primitives, stop_gradient_p
+from unlower.ops.remat import group_checkpoints
+from unlower.ops.shift_invariance import find_cancelling_maxima
+
+__all__ = ["restore"]
+
+_ELEMENTWISE = frozenset(["add", "atan2", "div", "max", "min", "mul", "pow", "rem", "sub"])
+
+
+_restored: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+"""What became of closed Jaxprs; None where nothing changed. It keeps none alive."""
+
+
+def restore(closed: Any) -> Any:
+    """Returns a closed Jaxpr that lowers to the same operations, in the equations that JAX would have traced.
+
+    Args:
+      closed: a closed Jaxpr; the same one when nothing changes. Functions that it calls are restored as well, and branches;
+        loops are when they are differentiated.
+    """
+    if closed not in _restored:
+        _restored[closed] = _rewritten(closed)
+    new = _restored[closed]
+    return closed if new is None else new
+
+
+def _rewritten(closed: Any) -> Any:
+    parts = open_closed_jaxpr(closed)
+    equations = [_inside(equation) for equation in parts.eqns]
+    changed = any(new is not old for new, old in zip(equations, parts.eqns, strict=True))
+    parts = parts._replace(eqns=equations)
+    for rewrite in (_narrow, _powers, _stop, group_checkpoints):
+        new = rewrite(parts)
+        changed |= new is not parts
+        parts = new
+    return closed_jaxpr(parts, "restored", closed.effects) if changed else None
+
+
+def _inside(equation: Any) -> Any:
+    if equation.primitive is jit_p:
+        inner = equation.params["jaxpr"]
+        new = restore(inner)
+        return equation if new is inner else equation.replace(params={**equation.params, "jaxpr": new})
+    if equation.primitive is primitives.cond_p:
+        branches = equation.params["branches"]
+        news = tuple(restore(branch) for branch in branches)
+        if any(new is not old for new, old in zip(news, branches, strict=True)):
+            return equation.replace(params={**equation.params, "branches": news})
+    return equation
+
+
+def live(parts: JaxprParts) -> JaxprParts:
+    """Leaves out equations whose results nobody reads; those with effects stay."""
+    needed = {a for a in parts.outvars if type(a) is Var}
+    kept = []
+    for equation in reversed(parts.eqns):
+        if equation.effects or any(v in needed for v in equation.outvars):
+            kept.append(equation)
+            needed.update(a for a in equation.invars if type(a) is Var)
+    kept.reverse()
+    return parts._replace(eqns=kept)
+
+
+# --- operands before they were broadcast
+
+
+def _narrow(parts: JaxprParts) -> JaxprParts:
+    small: dict[Any, Any] = {}
+    equations = []
+    found = False
+    for equation in parts.eqns:
+        if equation.primitive is primitives.broadcast_in_dim_p:
+            source = _before_broadcast(equation)
+            if source is not None:
+                small[equation.outvars[0]] = source
+        elif str(equation.primitive) in _ELEMENTWISE and len(equation.invars) == 2:
+            new = _with_small_operands(equation, small)
+            found |= new is not equation
+            equation = new
+        equations.append(equation)
+    return live(parts._replace(eqns=equations)) if found else parts
+
+
+def _before_broadcast(equation: Any) -> Any:
+    """The operand of a broadcast that lowering puts before elementwise operations: of a scalar, or along dimensions of one."""
+    (atom, *sizes), params = equation.invars, equation.params
+    shape, dimensions = params["shape"], params["broadcast_dimensions"]
+    if sizes or params.get("sharding") is not None:
+        return None
+    before = atom.aval.shape
+    return atom if not before or dimensions == tuple(range(len(shape))) and before != shape else None
+
+
+def _with_small_operands(equation: Any, small: dict[Any, Any]) -> Any:
+    (result,) = equation.outvars
+    shape = result.aval.shape
+    atoms = [small.get(a, a) if type(a) is Var else a for a in equation.invars]
+    if all(new is old for new, old in zip(atoms, equation.invars, strict=True)):
+        return equation
+    if not any(a.aval.shape == shape for a in atoms):
+        # One operand has to have the result's shape.
+        atoms[0] = equation.invars[0]
+        if atoms[1] is equation.invars[1]:
+            return equation
+    return equation.replace(invars=atoms)
+
+
+# --- powers
+
+
+def _powers(parts: JaxprParts) -> JaxprParts:
+    """Makes powers of chains of products, in the order in which JAX lowers a power to products."""
+    squares: dict[Any, tuple[Any, int]] = {}
+    uses: dict[Any, int] = {}
+    for atoms in (*(e.invars for e in parts.eqns), parts.outvars):
+        for a in atoms:
+            if type(a) is Var:
+                uses[a] = uses.get(a, 0) + 1
+    equations = list(parts.eqns)
+    found = False
+    for i, equation in enumerate(equations):
+        if equation.primitive is not primitives.mul_p:
+            continue
+        x, y = equation.invars
+        if type(x) is not Var or type(y) is not Var or x.aval.shape != y.aval.shape:
+            continue
+        power = _power(x, y, squares, uses)
+        if power is None:
+            continue
+        squares[equation.outvars[0]] = power
+        base, exponent = power
+        if exponent > 2:
+            found = True
+            equations[i] = equation.replace(
+                primitive=primitives.integer_pow_p, invars=[base], params={"y": exponent}
+            )
+    return live(parts._replace(eqns=equations)) if found else parts
+
+
+def _power(x: Any, y: Any, known: dict[Any, tuple[Any, int]], uses: dict[Any, int]) -> tuple[Any, int] | None:
+    """Base and exponent of a product, if a power is lowered to it: square and multiply, from the lowest bit."""
+    (base, i), (other, j) = known.get(x, (x, 1)), known.get(y, (y, 1))
+    if x is y:
+        if i > 1 and (i & (i - 1) or uses[x] != 2):
+            return x, 2
+        return base, 2 * i
+    if i == 2 and other is y and y is base and uses[x] == 1:
+        return base, 3  # which is written the other way around
+    if base is not other or j & (j - 1) or i >= j or i == 3 or uses[y] != 1 or (i > 1 and uses[x] != 1) or (i, j) == (1, 2):
+        return None
+    return base, i + j
+
+
+# --- gradients that stop
+
+
+def _stop(parts: JaxprParts) -> JaxprParts:
+    sources = find_cancelling_maxima(parts)
+    if not sources:
+        return parts
+    renamed: dict[Any, Any] = {}
+    equations = []
+    for equation in parts.eqns:
+        atoms = [renamed.get(a, a) if type(a) is Var else a for a in equation.invars]
+        equations.append(equation.replace(invars=atoms))
+        for v in equation.outvars:
+            if v in sources:
+                renamed[v] = stopped = Var(v.aval)
+                equations.append(
+                    equation.replace(
+                        primitive=stop_gradient_p, invars=[v], outvars=[stopped], params={}, effects=frozenset()
+                    )
+                )
+    return parts._replace(eqns=equations)
