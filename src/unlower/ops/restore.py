@@ -6,14 +6,29 @@ that of the equations. So they are put back, by rewrites whose lowering is what 
 
 - an elementwise equation takes its operand as it was before it was broadcast;
 - a chain of products of one value is its power;
+- slices that share out an array are its split;
 - the gradient stops at a maximum that cancels (`shift_invariance.py`);
 - what stands under the name scope `checkpoint` is computed again (`remat.py`).
 """
 
+import functools
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
-from unlower._jax_compat import JaxprParts, Literal, Var, closed_jaxpr, jit_p, open_closed_jaxpr, primitives, stop_gradient_p
+import jax
+from jax import lax
+
+from unlower._jax_compat import (
+    JaxprParts,
+    Var,
+    closed_jaxpr,
+    jit_p,
+    open_closed_jaxpr,
+    primitives,
+    stop_gradient_p,
+    traced_params,
+)
 from unlower.ops.remat import group_checkpoints
 from unlower.ops.shift_invariance import find_cancelling_maxima
 
@@ -44,7 +59,7 @@ def _rewritten(closed: Any) -> Any:
     equations = [_inside(equation) for equation in parts.eqns]
     changed = any(new is not old for new, old in zip(equations, parts.eqns, strict=True))
     parts = parts._replace(eqns=equations)
-    for rewrite in (_narrow, _powers, _stop, group_checkpoints):
+    for rewrite in (_narrow, _powers, _splits, _stop, group_checkpoints):
         new = rewrite(parts)
         changed |= new is not parts
         parts = new
@@ -81,11 +96,14 @@ def live(parts: JaxprParts) -> JaxprParts:
 
 def _narrow(parts: JaxprParts) -> JaxprParts:
     small: dict[Any, Any] = {}
+    reshaped: dict[Any, Any] = {}
     equations = []
     found = False
     for equation in parts.eqns:
-        if equation.primitive is primitives.broadcast_in_dim_p:
-            source = _before_broadcast(equation)
+        if equation.primitive is primitives.reshape_p:
+            reshaped[equation.outvars[0]] = equation.invars[0]
+        elif equation.primitive is primitives.broadcast_in_dim_p:
+            source = _before_broadcast(equation, reshaped)
             if source is not None:
                 small[equation.outvars[0]] = source
         elif str(equation.primitive) in _ELEMENTWISE and len(equation.invars) == 2:
@@ -96,14 +114,25 @@ def _narrow(parts: JaxprParts) -> JaxprParts:
     return live(parts._replace(eqns=equations)) if found else parts
 
 
-def _before_broadcast(equation: Any) -> Any:
-    """The operand of a broadcast that lowering puts before elementwise operations: of a scalar, or along dimensions of one."""
+def _before_broadcast(equation: Any, reshaped: dict[Any, Any]) -> Any:
+    """The operand of a broadcast that lowering puts before elementwise operations: of a scalar, or along dimensions of one.
+
+    HLO broadcasts no dimensions of one, so they are dropped before.
+    """
     (atom, *sizes), params = equation.invars, equation.params
     shape, dimensions = params["shape"], params["broadcast_dimensions"]
     if sizes or params.get("sharding") is not None:
         return None
     before = atom.aval.shape
-    return atom if not before or dimensions == tuple(range(len(shape))) and before != shape else None
+    if not before or (dimensions == tuple(range(len(shape))) and before != shape):
+        return atom
+    whole = reshaped.get(atom) if type(atom) is Var else None
+    if whole is None or hasattr(whole, "val"):
+        return None
+    with_ones = [1] * len(shape)
+    for at, size in zip(dimensions, before, strict=True):
+        with_ones[at] = size
+    return whole if whole.aval.shape == tuple(with_ones) else None
 
 
 def _with_small_operands(equation: Any, small: dict[Any, Any]) -> Any:
@@ -164,6 +193,52 @@ def _power(x: Any, y: Any, known: dict[Any, tuple[Any, int]], uses: dict[Any, in
     if base is not other or j & (j - 1) or i >= j or i == 3 or uses[y] != 1 or (i > 1 and uses[x] != 1) or (i, j) == (1, 2):
         return None
     return base, i + j
+
+
+# --- slices that share out an array
+
+
+def _splits(parts: JaxprParts) -> JaxprParts:
+    slices: dict[Any, list[int]] = {}
+    for i, equation in enumerate(parts.eqns):
+        if equation.primitive is primitives.slice_p and type(equation.invars[0]) is Var:
+            slices.setdefault(equation.invars[0], []).append(i)
+    equations: list[Any] = list(parts.eqns)
+    found = False
+    for array, places in slices.items():
+        axis = _shared_axis(array.aval.shape, [equations[i].params for i in places])
+        if axis is None:
+            continue
+        found = True
+        pieces = [equations[i].outvars[0] for i in places]
+        params = traced_params(
+            functools.partial(lax.split, sizes=[v.aval.shape[axis] for v in pieces], axis=axis),
+            jax.ShapeDtypeStruct(array.aval.shape, array.aval.dtype),
+        )
+        first = equations[places[0]]
+        for i in places:
+            equations[i] = None
+        equations[places[0]] = first.replace(primitive=primitives.split_p, invars=[array], outvars=pieces, params=params)
+    return parts._replace(eqns=[e for e in equations if e is not None]) if found else parts
+
+
+def _shared_axis(shape: tuple[int, ...], slices: Sequence[Any]) -> int | None:
+    """The axis along which slices, in their order, share out an array of `shape`; None where they do not."""
+    if len(slices) < 2 or any(s["strides"] not in (None, (1,) * len(shape)) for s in slices):
+        return None
+    moving = [i for i, start in enumerate(slices[1]["start_indices"]) if start]
+    if len(moving) != 1:
+        return None
+    (axis,) = moving
+    end = 0
+    for s in slices:
+        starts, limits = list(s["start_indices"]), list(s["limit_indices"])
+        if starts.pop(axis) != end or any(starts):
+            return None
+        end = limits.pop(axis)
+        if limits != [n for i, n in enumerate(shape) if i != axis]:
+            return None
+    return axis if end == shape[axis] else None
 
 
 # --- gradients that stop
