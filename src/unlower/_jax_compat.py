@@ -113,6 +113,9 @@ def name_scope(equation: Any) -> str:
     return str(equation.source_info.name_stack)
 
 
+split_p = _lax.split_p
+"""Shares an array out along an axis; not exported by jax 0.10 to 0.12."""
+
 stop_gradient_p = ad_util.stop_gradient_p
 """The identity without a derivative; no public name."""
 

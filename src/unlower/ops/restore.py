@@ -26,6 +26,7 @@ from unlower._jax_compat import (
     jit_p,
     open_closed_jaxpr,
     primitives,
+    split_p,
     stop_gradient_p,
     traced_params,
 )
@@ -206,6 +207,8 @@ def _splits(parts: JaxprParts) -> JaxprParts:
     equations: list[Any] = list(parts.eqns)
     found = False
     for array, places in slices.items():
+        first = equations[places[0]]
+        places.sort(key=lambda i: parts.eqns[i].params["start_indices"])
         axis = _shared_axis(array.aval.shape, [equations[i].params for i in places])
         if axis is None:
             continue
@@ -215,15 +218,15 @@ def _splits(parts: JaxprParts) -> JaxprParts:
             functools.partial(lax.split, sizes=[v.aval.shape[axis] for v in pieces], axis=axis),
             jax.ShapeDtypeStruct(array.aval.shape, array.aval.dtype),
         )
-        first = equations[places[0]]
+        begin = min(places)
         for i in places:
             equations[i] = None
-        equations[places[0]] = first.replace(primitive=primitives.split_p, invars=[array], outvars=pieces, params=params)
+        equations[begin] = first.replace(primitive=split_p, invars=[array], outvars=pieces, params=params)
     return parts._replace(eqns=[e for e in equations if e is not None]) if found else parts
 
 
 def _shared_axis(shape: tuple[int, ...], slices: Sequence[Any]) -> int | None:
-    """The axis along which slices, in their order, share out an array of `shape`; None where they do not."""
+    """The axis along which slices, sorted by their starts, share out an array of `shape`; None where they do not."""
     if len(slices) < 2 or any(s["strides"] not in (None, (1,) * len(shape)) for s in slices):
         return None
     moving = [i for i, start in enumerate(slices[1]["start_indices"]) if start]
