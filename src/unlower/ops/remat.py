@@ -70,7 +70,8 @@ def _around(equation: Any) -> str | None:
 def _period(equations: Sequence[Any]) -> int:
     """The length of what a run of equations repeats, or all of it."""
     spelled = [
-        (str(e.primitive), len(e.invars), tuple(str(v.aval) for v in e.outvars), e.params.get("name")) for e in equations
+        (str(e.primitive), len(e.invars), tuple(str(v.aval) for v in e.outvars), e.params.get("name"))
+        for e in equations
     ]
     count = len(spelled)
     for length in range(1, count // 2 + 1):
@@ -81,15 +82,11 @@ def _period(equations: Sequence[Any]) -> int:
 
 def _group(equations: Sequence[Any], is_read_later: Any) -> Any:
     made = {v for equation in equations for v in equation.outvars}
-    inputs = list(
-        dict.fromkeys(a for e in equations for a in e.invars if type(a) is Var and a not in made)
-    )
+    inputs = list(dict.fromkeys(a for e in equations for a in e.invars if type(a) is Var and a not in made))
     outputs = [v for e in equations for v in e.outvars if is_read_later(v)]
     # Lowering puts the scope around the group again.
     prefix = _around(equations[0]) or ""
-    inner = [
-        e.replace(source_info=scoped_source_info(name_scope(e)[len(prefix) :].lstrip("/"))) for e in equations
-    ]
+    inner = [e.replace(source_info=scoped_source_info(name_scope(e)[len(prefix) :].lstrip("/"))) for e in equations]
     closed = closed_jaxpr(JaxprParts(inputs, outputs, inner, [], []), _SCOPE)
     structs = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in inputs]
     with jax.enable_x64(True):

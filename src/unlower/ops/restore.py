@@ -11,12 +11,14 @@ that of the equations. So they are put back, by rewrites whose lowering is what 
 - what stands under the name scope `checkpoint` is computed again (`remat.py`).
 """
 
+import collections
 import functools
 import weakref
 from collections.abc import Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax import lax
 
 from unlower._jax_compat import (
@@ -26,6 +28,7 @@ from unlower._jax_compat import (
     jit_p,
     open_closed_jaxpr,
     primitives,
+    shaped_array,
     split_p,
     stop_gradient_p,
     traced_params,
@@ -142,8 +145,7 @@ def _with_small_operands(equation: Any, small: dict[Any, Any]) -> Any:
     atoms = [small.get(a, a) if type(a) is Var else a for a in equation.invars]
     if all(new is old for new, old in zip(atoms, equation.invars, strict=True)):
         return equation
-    if not any(a.aval.shape == shape for a in atoms):
-        # One operand has to have the result's shape.
+    if np.broadcast_shapes(*(a.aval.shape for a in atoms)) != shape:
         atoms[0] = equation.invars[0]
         if atoms[1] is equation.invars[1]:
             return equation
@@ -155,45 +157,51 @@ def _with_small_operands(equation: Any, small: dict[Any, Any]) -> Any:
 
 def _powers(parts: JaxprParts) -> JaxprParts:
     """Makes powers of chains of products, in the order in which JAX lowers a power to products."""
-    squares: dict[Any, tuple[Any, int]] = {}
-    uses: dict[Any, int] = {}
-    for atoms in (*(e.invars for e in parts.eqns), parts.outvars):
-        for a in atoms:
-            if type(a) is Var:
-                uses[a] = uses.get(a, 0) + 1
-    equations = list(parts.eqns)
-    found = False
-    for i, equation in enumerate(equations):
-        if equation.primitive is not primitives.mul_p:
+    powers: dict[Any, tuple[Any, int]] = {}
+    products: dict[Any, Any] = {}
+    for equation in parts.eqns:
+        if equation.primitive is primitives.mul_p:
+            x, y = equation.invars
+            power = _power(x, y, powers) if type(x) is Var and type(y) is Var else None
+            if power is not None:
+                powers[equation.outvars[0]] = power
+                products[equation.outvars[0]] = equation
+    if not any(exponent > 2 for _, exponent in powers.values()):
+        return parts
+    uses = collections.Counter(
+        a for atoms in (*(e.invars for e in parts.eqns), parts.outvars) for a in atoms if type(a) is Var
+    )
+    made: dict[Any, Any] = {}
+    inside: set[Any] = set()
+    for result in reversed(products):
+        base, exponent = powers[result]
+        if exponent == 2 or result in inside:
             continue
-        x, y = equation.invars
-        if type(x) is not Var or type(y) is not Var or x.aval.shape != y.aval.shape:
-            continue
-        power = _power(x, y, squares, uses)
-        if power is None:
-            continue
-        squares[equation.outvars[0]] = power
-        base, exponent = power
-        if exponent > 2:
-            found = True
-            equations[i] = equation.replace(
+        chain, pending = {result}, [result]
+        while pending:
+            below = {a for a in products[pending.pop()].invars if a in products and a is not base} - chain
+            chain |= below
+            pending += below
+        own = collections.Counter(a for v in chain for a in products[v].invars)
+        if all(uses[v] == own[v] for v in chain if v is not result):
+            inside |= chain
+            made[result] = products[result].replace(
                 primitive=primitives.integer_pow_p, invars=[base], params={"y": exponent}
             )
-    return live(parts._replace(eqns=equations)) if found else parts
+    equations = [made.get(e.outvars[0], e) if e.outvars else e for e in parts.eqns]
+    return live(parts._replace(eqns=equations)) if made else parts
 
 
-def _power(x: Any, y: Any, known: dict[Any, tuple[Any, int]], uses: dict[Any, int]) -> tuple[Any, int] | None:
+def _power(x: Any, y: Any, known: dict[Any, tuple[Any, int]]) -> tuple[Any, int] | None:
     """Base and exponent of a product, if a power is lowered to it: square and multiply, from the lowest bit."""
     (base, i), (other, j) = known.get(x, (x, 1)), known.get(y, (y, 1))
     if x is y:
-        if i > 1 and (i & (i - 1) or uses[x] != 2):
-            return x, 2
-        return base, 2 * i
-    if i == 2 and other is y and y is base and uses[x] == 1:
+        return (base, 2 * i) if i & (i - 1) == 0 else (x, 2)
+    if i == 2 and y is base:
         return base, 3  # which is written the other way around
-    if base is not other or j & (j - 1) or i >= j or i == 3 or uses[y] != 1 or (i > 1 and uses[x] != 1) or (i, j) == (1, 2):
-        return None
-    return base, i + j
+    # The last factor is the highest bit; the cube of a longer power is no cube of its own.
+    follows = base is other and j & (j - 1) == 0 and i < j and (i, j) != (1, 2)
+    return (base, i + j) if follows else None
 
 
 # --- slices that share out an array
@@ -207,41 +215,46 @@ def _splits(parts: JaxprParts) -> JaxprParts:
     equations: list[Any] = list(parts.eqns)
     found = False
     for array, places in slices.items():
-        first = equations[places[0]]
-        places.sort(key=lambda i: parts.eqns[i].params["start_indices"])
-        axis = _shared_axis(array.aval.shape, [equations[i].params for i in places])
-        if axis is None:
+        pieces = _pieces(array, [parts.eqns[i] for i in places])
+        if pieces is None:
             continue
         found = True
-        pieces = [equations[i].outvars[0] for i in places]
+        axis, variables = pieces
         params = traced_params(
-            functools.partial(lax.split, sizes=[v.aval.shape[axis] for v in pieces], axis=axis),
+            functools.partial(lax.split, sizes=[v.aval.shape[axis] for v in variables], axis=axis),
             jax.ShapeDtypeStruct(array.aval.shape, array.aval.dtype),
         )
-        begin = min(places)
         for i in places:
             equations[i] = None
-        equations[begin] = first.replace(primitive=split_p, invars=[array], outvars=pieces, params=params)
+        first = parts.eqns[places[0]]
+        equations[places[0]] = first.replace(primitive=split_p, invars=[array], outvars=variables, params=params)
     return parts._replace(eqns=[e for e in equations if e is not None]) if found else parts
 
 
-def _shared_axis(shape: tuple[int, ...], slices: Sequence[Any]) -> int | None:
-    """The axis along which slices, sorted by their starts, share out an array of `shape`; None where they do not."""
-    if len(slices) < 2 or any(s["strides"] not in (None, (1,) * len(shape)) for s in slices):
+def _pieces(array: Any, slices: Sequence[Any]) -> tuple[int, list[Any]] | None:
+    """The axis along which slices share out an array, and the pieces, new ones where nobody reads them; None if they do not."""
+    shape = array.aval.shape
+    if len(slices) < 2 or any(s.params["strides"] not in (None, (1,) * len(shape)) for s in slices):
         return None
-    moving = [i for i, start in enumerate(slices[1]["start_indices"]) if start]
+    moving = {i for s in slices for i, start in enumerate(s.params["start_indices"]) if start}
     if len(moving) != 1:
         return None
     (axis,) = moving
-    end = 0
-    for s in slices:
-        starts, limits = list(s["start_indices"]), list(s["limit_indices"])
-        if starts.pop(axis) != end or any(starts):
+    end, pieces = 0, []
+
+    def skip(to: int) -> None:
+        if to > end:
+            pieces.append(Var(shaped_array((*shape[:axis], to - end, *shape[axis + 1 :]), array.aval.dtype)))
+
+    for s in sorted(slices, key=lambda s: s.params["start_indices"]):
+        starts, limits = s.params["start_indices"], s.params["limit_indices"]
+        if starts[axis] < end or any(n != limits[i] for i, n in enumerate(shape) if i != axis):
             return None
-        end = limits.pop(axis)
-        if limits != [n for i, n in enumerate(shape) if i != axis]:
-            return None
-    return axis if end == shape[axis] else None
+        skip(starts[axis])
+        end = limits[axis]
+        pieces.append(s.outvars[0])
+    skip(shape[axis])
+    return axis, pieces
 
 
 # --- gradients that stop

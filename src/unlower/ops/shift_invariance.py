@@ -10,6 +10,8 @@ depends on the maximum must lose the shift before it leaves.
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from unlower._jax_compat import JaxprParts, Literal, Var, jit_p, open_closed_jaxpr
 
 __all__ = ["find_cancelling_maxima"]
@@ -29,6 +31,10 @@ class _Shift(NamedTuple):
     places: tuple[int | None, ...]
 
 
+_ZERO = _Shift(0, True, ())
+"""Stands for the constant zero, which any factor leaves alone."""
+
+
 class _Remains(Exception):  # noqa: N818 (no error: the shift could not be followed)
     pass
 
@@ -40,12 +46,14 @@ def find_cancelling_maxima(parts: JaxprParts) -> list[Any]:
     found: list[Any] = []
     outputs = {v for v in parts.outvars if type(v) is Var}
     sources: set[Any] = set()
-    for index, equation in enumerate(parts.eqns):
+    for equation in parts.eqns:
         name = str(equation.primitive)
         if name == "reduce_max":
             sources.add(equation.outvars[0])
-        elif name in ("max", "select_n") and any(type(a) is Var and a in sources for a in equation.invars):
-            # Kept finite, or above minus infinity.
+        elif name in ("max", "select_n", "broadcast_in_dim", "reshape") and any(
+            type(a) is Var and a in sources for a in equation.invars
+        ):
+            # Kept finite, above minus infinity, or in its place.
             sources.add(equation.outvars[0])
         else:
             continue
@@ -53,34 +61,47 @@ def find_cancelling_maxima(parts: JaxprParts) -> list[Any]:
         places = tuple(i if n > 1 else None for i, n in enumerate(source.aval.shape))
         shifts = {source: _Shift(1, False, places)}
         try:
-            _follow(parts.eqns[index + 1 :], shifts)
+            _follow(parts.eqns, shifts)
         except _Remains:
             continue
-        if outputs.isdisjoint(shifts) and len(shifts) > 1:
+        moving = {v for v, shift in shifts.items() if shift is not _ZERO}
+        if outputs.isdisjoint(moving) and len(moving) > 1:
             found.append(source)
+            sources.remove(source)
     return found
 
 
 def _follow(equations: Sequence[Any], shifts: dict[Any, _Shift]) -> None:
     """Adds to `shifts` what depends on the shift."""
     for equation in equations:
-        operands = [shifts.get(a) if type(a) is Var else None for a in equation.invars]
-        if not any(operands):
+        operands = [_shift_of(a, shifts) for a in equation.invars]
+        name = str(equation.primitive)
+        if not any(s is not None and s is not _ZERO for s in operands):
+            if name in ("broadcast_in_dim", "convert_element_type") and operands[0] is _ZERO:
+                shifts[equation.outvars[0]] = _ZERO
             continue
         if equation.primitive is jit_p:
             results = _inside(open_closed_jaxpr(equation.params["jaxpr"]), operands)
         else:
-            rule = _RULES.get(str(equation.primitive))
+            rule = _RULES.get(name)
             if rule is None:
                 raise _Remains
+            if name != "select_n":
+                operands = [None if s is _ZERO else s for s in operands]
             results = [rule(equation, *operands)]
         shifts.update((v, s) for v, s in zip(equation.outvars, results, strict=True) if s is not None)
+
+
+def _shift_of(atom: Any, shifts: Mapping[Any, _Shift]) -> _Shift | None:
+    if type(atom) is Var:
+        return shifts.get(atom)
+    return _ZERO if isinstance(atom, Literal) and np.size(atom.val) == 1 and np.all(np.asarray(atom.val) == 0) else None
 
 
 def _inside(parts: JaxprParts, operands: Sequence[_Shift | None]) -> list[_Shift | None]:
     inner = {v: s for v, s in zip(parts.invars, operands, strict=True) if s is not None}
     _follow(parts.eqns, inner)
-    return [inner.get(v) if type(v) is Var else None for v in parts.outvars]
+    return [_shift_of(v, inner) for v in parts.outvars]
 
 
 # --- rules: the change of an equation's result, None where there is none
@@ -168,16 +189,13 @@ def _reshape(equation: Any, x: _Shift, *sizes: None) -> _Shift:
 
 def _select(equation: Any, which: _Shift | None, *cases: _Shift | None) -> _Shift:
     """Of factors, or of zeros in their place."""
-    if which is not None:
+    shifted = {case for case in cases if case is not _ZERO}
+    if which is not None or len(shifted) != 1:
         raise _Remains
-    shifted = [case for case in cases if case is not None]
-    for atom, case in zip(equation.invars[1:], cases, strict=True):
-        zero = case is None and isinstance(atom, Literal) and atom.val == 0
-        if case is not None and (not case.is_factor or case != shifted[0]):
-            raise _Remains
-        if case is None and not zero:
-            raise _Remains
-    return shifted[0]
+    (case,) = shifted
+    if case is None or not case.is_factor:
+        raise _Remains
+    return case
 
 
 def _none(equation: Any, *operands: _Shift | None) -> None:
