@@ -1,6 +1,7 @@
 """What lowering leaves unsaid is put back: the same operations, and the derivative of the original at its cost."""
 
 import collections
+import functools
 import re
 
 import jax
@@ -27,14 +28,15 @@ def three_blocks(w, x):
 
 BINARY = [lax.add, lax.atan2, lax.div, lax.max, lax.min, lax.mul, lax.pow, lax.rem, lax.sub]
 PROGRAMS = {
-    **{f"{f.__name__} by a row": (lambda f: lambda x, r, c: f(x, r))(f) for f in BINARY},
-    **{f"a column {f.__name__}": (lambda f: lambda x, r, c: f(c, x))(f) for f in BINARY},
-    **{f"{f.__name__} by a number": (lambda f: lambda x, r, c: f(x, r[0, 0]))(f) for f in BINARY},
+    **{f"{f.__name__} by a row": functools.partial(lambda f, x, r, c: f(x, r), f) for f in BINARY},
+    **{f"a column {f.__name__}": functools.partial(lambda f, x, r, c: f(c, x), f) for f in BINARY},
+    **{f"{f.__name__} by a number": functools.partial(lambda f, x, r, c: f(x, r[0, 0]), f) for f in BINARY},
     "two broadcasts": lambda x, r, c: (r * c) / x,
     "the same broadcast twice": lambda x, r, c: (lambda b: x * b + b)(jnp.broadcast_to(r, x.shape)),
     "layer norm": lambda x, r, c: (x - x.mean(-1, keepdims=True)) * lax.rsqrt(x.var(-1, keepdims=True) + 1e-5) * r,
-    **{f"power {n}": (lambda n: lambda x, r, c: x**n * r)(n) for n in range(2, 12)},
+    **{f"power {n}": functools.partial(lambda n, x, r, c: x**n * r, n) for n in range(2, 12)},
     "products that are no power": lambda x, r, c: (x * r) * x * (x * x) + x * x,
+    "a cube in the other order": lambda x, r, c: x * (x * x) * r,
     "gelu": lambda x, r, c: jax.nn.gelu(x * r),
     "softmax": lambda x, r, c: jax.nn.softmax(x * r) * c,
     "softmax along the other axis": lambda x, r, c: jax.nn.softmax(x * r, axis=0) * c,

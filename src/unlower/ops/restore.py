@@ -175,7 +175,7 @@ def _powers(parts: JaxprParts) -> JaxprParts:
     inside: set[Any] = set()
     for result in reversed(products):
         base, exponent = powers[result]
-        if exponent == 2 or result in inside:
+        if exponent <= 2 or result in inside:
             continue
         chain, pending = {result}, [result]
         while pending:
@@ -192,16 +192,26 @@ def _powers(parts: JaxprParts) -> JaxprParts:
     return live(parts._replace(eqns=equations)) if made else parts
 
 
-def _power(x: Any, y: Any, known: dict[Any, tuple[Any, int]]) -> tuple[Any, int] | None:
-    """Base and exponent of a product, if a power is lowered to it: square and multiply, from the lowest bit."""
+def _power(x: Any, y: Any, known: dict[Any, tuple[Any, Any]]) -> tuple[Any, Any] | None:
+    """Base and exponent of a product, if a power is lowered to it: square and multiply, from the lowest bit.
+
+    A cube is lowered to `(x * x) * x`; `x * (x * x)` is only part of a longer power, so its exponent is `_PART`.
+    """
     (base, i), (other, j) = known.get(x, (x, 1)), known.get(y, (y, 1))
     if x is y:
-        return (base, 2 * i) if i & (i - 1) == 0 else (x, 2)
+        return (base, 2 * i) if i != _PART and i & (i - 1) == 0 else (x, 2)
     if i == 2 and y is base:
-        return base, 3  # which is written the other way around
-    # The last factor is the highest bit; the cube of a longer power is no cube of its own.
-    follows = base is other and j & (j - 1) == 0 and i < j and (i, j) != (1, 2)
-    return (base, i + j) if follows else None
+        return base, 3
+    # The last factor is the highest bit.
+    if base is not other or j == _PART or j & (j - 1) or i == 3:
+        return None
+    if (i, j) == (1, 2):
+        return base, _PART
+    i = 3 if i == _PART else i
+    return (base, i + j) if i < j else None
+
+
+_PART = -3
 
 
 # --- slices that share out an array

@@ -116,9 +116,15 @@ def _together(x: _Shift, y: _Shift) -> tuple[int | None, ...]:
     return x.places
 
 
+def _spread(x: _Shift | None, shape: Sequence[int]) -> _Shift | None:
+    """The change of a number that is used for each element."""
+    return x._replace(places=(None,) * len(shape)) if x is not None and x.places == () else x
+
+
 def _sum(equation: Any, x: _Shift | None, y: _Shift | None) -> _Shift | None:
     sign = -1 if str(equation.primitive) == "sub" else 1
     shape = equation.outvars[0].aval.shape
+    x, y = _spread(x, shape), _spread(y, shape)
     if any(s is not None and (s.is_factor or len(s.places) != len(shape)) for s in (x, y)):
         raise _Remains
     if x is not None and y is not None:
@@ -129,6 +135,7 @@ def _sum(equation: Any, x: _Shift | None, y: _Shift | None) -> _Shift | None:
 def _product(equation: Any, x: _Shift | None, y: _Shift | None) -> _Shift | None:
     sign = -1 if str(equation.primitive) == "div" else 1
     shape = equation.outvars[0].aval.shape
+    x, y = _spread(x, shape), _spread(y, shape)
     if any(s is not None and (not s.is_factor or len(s.places) != len(shape)) for s in (x, y)):
         raise _Remains
     if x is not None and y is not None:

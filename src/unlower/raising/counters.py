@@ -1,8 +1,8 @@
 """The integers that a loop counts with: evaluated, and where their steps are even, in closed form.
 
-A slot of a loop is *known* if it holds an integer or a boolean that depends on known slots and constants alone. Its values are
-computed in its own type. Most are even: the same amount is added in every iteration, modulo the size of the type. That is proved
-by induction: the body is evaluated on values `first + step * k`, k unknown, and must return `first + step * (k + 1)`. A condition
+A slot of a loop is *known* if it holds an integer or a boolean that depends on known slots and constants alone. Its values
+are computed in its own type. Most are even: the same amount is added in every iteration, modulo the size of the type, by
+induction: the body is evaluated on values `first + step * k`, k unknown, and must return `first + step * (k + 1)`. A condition
 on such values changes only where the line of one crosses that of another, or wraps around, so its first change is computed.
 Everything else is run, iteration by iteration, within a budget.
 """
@@ -54,7 +54,7 @@ class _Crossing:
 
     def next_change(self, k: int) -> int | None:
         """The first iteration after `k` in which the outcome may differ; None if there is none."""
-        (a, low, high), (b, _, _) = self.left.at(k), self.right.at(k)
+        a, b = self.left.at(k), self.right.at(k)
         changes = [distance for line, x in ((self.left, a), (self.right, b)) if (distance := line.until_wrap(x))]
         difference, slope = a - b, self.left.step - self.right.step
         if slope and difference == 0:
@@ -75,11 +75,11 @@ class _Line(NamedTuple):
     def constant(self) -> bool:
         return not self.step and not self.crossings
 
-    def at(self, k: int) -> tuple[int, int, int]:
-        """The value in iteration `k`, and the least and the greatest of its type."""
+    def at(self, k: int) -> int:
+        """The value in iteration `k`."""
         info = np.iinfo(self.first.dtype)
         size = 1 << info.bits
-        return (int(self.first[0]) + self.step * k - info.min) % size + info.min, int(info.min), int(info.max)
+        return (int(self.first[0]) + self.step * k - info.min) % size + int(info.min)
 
     def until_wrap(self, value: int) -> int | None:
         """How many iterations after it has `value` it wraps around; None if never."""
@@ -221,7 +221,7 @@ class Counters:
         while self._left:
             self._left -= 1
             state = {
-                i: np.array([line.at(k)[0]], line.first.dtype) if line.step else line.first for i, line in lines.items()
+                i: np.array([line.at(k)], line.first.dtype) if line.step else line.first for i, line in lines.items()
             }
             if not self._holds(condition, state):
                 return k
