@@ -113,11 +113,8 @@ def name_scope(equation: Any) -> str:
     return str(equation.source_info.name_stack)
 
 
-split_p = _lax.split_p
-"""Shares an array out along an axis; not exported by jax 0.10 to 0.12."""
-
-stop_gradient_p = ad_util.stop_gradient_p
-"""The identity without a derivative; no public name."""
+split_p, stop_gradient_p = _lax.split_p, ad_util.stop_gradient_p
+"""Shares an array out along an axis; the identity without a derivative. Neither is exported by jax 0.10 to 0.12."""
 
 
 def eval_closed_jaxpr(closed: Any, *arguments: Any) -> list[Any]:

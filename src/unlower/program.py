@@ -10,14 +10,14 @@ import numpy as np
 
 from unlower._collector import collector_paused
 from unlower._jax_compat import INLINED, Tracer, jit_equation_params, jit_p
+from unlower.avals import KEYS, as_seen, is_key, list_avals, spell_aval, structs_of, tensor_of, typeof
 from unlower.binding import Binder, build
 from unlower.errors import SignatureError
-from unlower.evaluate import check_supported, evaluate_directly, is_static, splice
+from unlower.evaluate import check_gradients, check_supported, evaluate_directly, is_static, splice
 from unlower.ir.check import check
 from unlower.ir.dimensions import Equation, parse_dimension, solve_dimensions
-from unlower.ir.interface import Input, Interface, Output, Source
-from unlower.ir.module import Module, Value
-from unlower.ir.types import TensorType
+from unlower.ir.interface import Interface, Source
+from unlower.ir.module import Module
 from unlower.ops import op_rules
 from unlower.ops.restore import restore
 from unlower.parameters import Weights, lift
@@ -32,13 +32,7 @@ from unlower.readers.limits import DEFAULT_LIMITS, Limits
 from unlower.report import Signature
 from unlower.signature import signature_of
 
-__all__ = ["Program", "load", "spell_aval"]
-
-_KEYS = {"key<fry>": "threefry2x32", "key<rbg>": "rbg", "key<urbg>": "unsafe_rbg"}
-"""The dtype of a PRNG key -> the name of its implementation."""
-
-_MOST_SHOWN = 12
-"""How many types an error message lists."""
+__all__ = ["Program", "load"]
 
 
 def load(
@@ -52,6 +46,7 @@ def load(
     limits: Limits = DEFAULT_LIMITS,
     isolate: bool | Isolation = False,
     max_iterations: int | Mapping[str, int] | None = None,
+    gradients: Mapping[str, Callable[..., Any]] | None = None,
 ) -> "Program":
     """Loads an XLA program as a JAX function.
 
@@ -73,6 +68,9 @@ def load(
         `Isolation` says what that process may take.
       max_iterations: at most how often loops run whose iterations depend on data, which gives them a reverse mode: a number
         for all, or a mapping from names in `program.loops`; see `Program.bound_loops`.
+      gradients: functions to differentiate instead of the program's own functions of these names, whose rules were lost when
+        it was lowered (`jax.custom_vjp`, `jax.lax.stop_gradient`). They take and return the same arrays, and must compute the
+        same: that is proved before they are used, and an error where it is not.
 
     Returns:
       the program, which computes the same bits as the original under XLA.
@@ -80,7 +78,7 @@ def load(
     Raises:
       FormatError: the source is damaged, elided, or no XLA program.
       InvalidModuleError: the program is ill-formed.
-      SignatureError: the program has no such platform, or no such loop.
+      SignatureError: the program has no such platform, loop or function.
       UnsupportedOpError: operations without a rule, all of them listed, before anything runs.
 
     Example:
@@ -99,7 +97,7 @@ def load(
         found = size_slices(order_loops(found))
         check(found)
         check_supported(found, table)
-        return Program(found, table, interface, max_iterations)
+        return Program(found, table, interface, max_iterations, gradients)
 
 
 class Program:
@@ -118,11 +116,13 @@ class Program:
         rules: Mapping[str, Callable[..., Any]],
         interface: Interface,
         max_iterations: Bounds = None,
+        gradients: Mapping[str, Callable[..., Any]] | None = None,
     ):
         self.module = module
         self.interface = interface
         self._rules = rules
-        self._bounds = max_iterations
+        self._bounds, self._gradients = max_iterations, dict(gradients or {})
+        check_gradients(self._gradients, module)
         check_bounds(max_iterations, self.loops if isinstance(max_iterations, Mapping) else ())
         # A rule of the caller's own for loops sees every loop.
         own = (
@@ -142,13 +142,15 @@ class Program:
         self._given = [i for i, x in enumerate(inputs) if x.role in given]
         self._returned = [i for i, x in enumerate(interface.outputs) if x.role != "token"]
         scope = jax.export.SymbolicScope()
-        self.in_avals = _structs(body.arguments, inputs, self._given, "arg", scope)
-        self.out_avals = _structs(body.results, interface.outputs, self._returned, "out", scope)
-        weights = {str(x.parameter): _tensor(body.arguments[i]) for i, x in enumerate(inputs) if x.role == "parameter"}
+        self.in_avals = structs_of(body.arguments, inputs, self._given, "arg", scope)
+        self.out_avals = structs_of(body.results, interface.outputs, self._returned, "out", scope)
+        weights = {
+            str(x.parameter): tensor_of(body.arguments[i]) for i, x in enumerate(inputs) if x.role == "parameter"
+        }
         self._weights = Weights(interface, weights)
         self._static = is_static(module) and not self._dimensions
         if self._static:
-            self._spliced = splice(self._raised, rules)
+            self._spliced = splice(self._raised, rules, self._gradients)
         self._compiled = jax.jit(
             lambda *inputs: self._bind(*inputs), static_argnums=() if self._solved else tuple(self._dimensions)
         )
@@ -257,7 +259,7 @@ class Program:
         lifted = lift(self.module, self.interface, min_elements=min_elements, match=match)
         if lifted.module is self.module:
             return self
-        return Program(lifted.module, self._rules, lifted.interface, self._bounds)
+        return Program(lifted.module, self._rules, lifted.interface, self._bounds, self._gradients)
 
     def bound_loops(self, max_iterations: int | Mapping[str, int]) -> "Program":
         """Gives loops whose iterations depend on data a reverse mode, by saying at most how often they run.
@@ -284,12 +286,10 @@ class Program:
           >>> jax.grad(program.bound_loops({"main.while_0": 8}))(1.5)
           Array(8., dtype=float32)
         """
-        given = (
-            {**self._bounds, **max_iterations}
-            if isinstance(self._bounds, Mapping) and isinstance(max_iterations, Mapping)
-            else max_iterations
-        )
-        return Program(self.module, self._rules, self.interface, given)
+        bounds: Bounds = max_iterations
+        if isinstance(self._bounds, Mapping) and isinstance(max_iterations, Mapping):
+            bounds = {**self._bounds, **max_iterations}
+        return Program(self.module, self._rules, self.interface, bounds, self._gradients)
 
     def _call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], parameters: Mapping[str, Any]) -> Any:
         if self._binder is None:
@@ -304,7 +304,7 @@ class Program:
             arrays = [self._leaf(found, i) for i in self._given]
         results = self._run(arrays, parameters)
         outputs = [self.interface.outputs[i] for i in self._returned]
-        results = [_as_seen(result, output.dtype) for result, output in zip(results, outputs, strict=True)]
+        results = [as_seen(result, output.dtype) for result, output in zip(results, outputs, strict=True)]
         if self.interface.results is None:
             return results[0] if len(results) == 1 else tuple(results)
         by_leaf = {output.leaf: result for output, result in zip(outputs, results, strict=True)}
@@ -372,7 +372,7 @@ class Program:
             for i, name in zip(self._dimensions, names, strict=True):
                 filled[i] = sizes[name]
         for i in self._dimensions:
-            filled[i] = np.asarray(filled[i], _tensor(self.module.main.body.arguments[i]).dtype)
+            filled[i] = np.asarray(filled[i], tensor_of(self.module.main.body.arguments[i]).dtype)
         return filled
 
     def _size_equations(self, inputs: Sequence[Any]) -> list[Equation]:
@@ -421,7 +421,7 @@ class Program:
                 array = operator.index(array)
             elif isinstance(array, bool | int | float | complex):
                 array = np.asarray(array, wanted.dtype)
-            elif _is_key(array):
+            elif is_key(array):
                 array = jax.random.key_data(array)
             elif array.dtype == jax.dtypes.float0:
                 array = np.zeros(array.shape, bool)
@@ -441,11 +441,11 @@ class Program:
         if isinstance(array, bool | int | float | complex):
             return None if not wanted.shape else f"{name} is a number, not {spell_aval(wanted)}"
         try:
-            given = _typeof(array)
+            given = typeof(array)
         except TypeError:
             return f"{name} is of the class {type(array).__name__}, which is no array"
         dtype, shape = given.dtype, tuple(wanted.shape)
-        if declared.dtype in _KEYS and _is_key(array):
+        if declared.dtype in KEYS and is_key(array):
             dtype, shape = wanted.dtype, shape[: len(given.shape)]
             if str(given.dtype) != declared.dtype:
                 return f"{name} is {given.dtype}, not {declared.dtype}"
@@ -465,63 +465,10 @@ class Program:
         mend = "pass arrays of the expected shapes and dtypes"
         if wide and not jax.config.read("jax_enable_x64"):
             mend = "the program computes in 64 bits: jax.config.update('jax_enable_x64', True)"
-        expected, given = _listed(self.in_avals), _listed(arrays)
+        expected, given = list_avals(self.in_avals), list_avals(arrays)
         return SignatureError(f"{what}\n  expected: ({expected})\n  given:    ({given})", mend=mend)
 
     def __repr__(self) -> str:
         inputs = ", ".join(map(spell_aval, self.in_avals))
         outputs = ", ".join(map(spell_aval, self.out_avals))
         return f"<unlower.Program {self.module.name}: ({inputs}) -> ({outputs})>"
-
-
-def _typeof(array: Any) -> Any:
-    """Shape and dtype as they are, where `jax.typeof` would narrow NumPy's 64-bit types."""
-    return array if isinstance(array, np.ndarray | np.generic) else jax.typeof(array)
-
-
-def _is_key(array: Any) -> bool:
-    return hasattr(array, "dtype") and jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key)
-
-
-def _as_seen(array: Any, dtype: str | None) -> Any:
-    """A result as the original's caller saw it: a PRNG key, or the tangent of an integer."""
-    if dtype in _KEYS:
-        return jax.random.wrap_key_data(array, impl=_KEYS[dtype])
-    return array if dtype is None else np.zeros(np.shape(array), jax.dtypes.float0)
-
-
-def spell_aval(aval: Any) -> str:
-    """Spells shape and dtype, e.g. `float32[2,3]`."""
-    return f"{aval.dtype.name}[{','.join(str(size).replace(' ', '') for size in aval.shape)}]"
-
-
-def _listed(arrays: Sequence[Any]) -> str:
-    spelled = [spell_aval(a) if hasattr(a, "dtype") else type(a).__name__ for a in arrays[:_MOST_SHOWN]]
-    return ", ".join(spelled + [f"and {len(arrays) - _MOST_SHOWN} more"] * (len(arrays) > _MOST_SHOWN))
-
-
-def _tensor(value: Value) -> TensorType:
-    assert isinstance(value.type, TensorType)
-    return value.type
-
-
-def _structs(
-    values: Sequence[Value], declared: Sequence[Input | Output], shown: Sequence[int], prefix: str, scope: Any
-) -> tuple[jax.ShapeDtypeStruct, ...]:
-    structs = []
-    for position in shown:
-        type_ = values[position].type
-        if not isinstance(type_, TensorType):
-            structs.append(jax.ShapeDtypeStruct((0,), np.dtype(bool)))
-            continue
-        shape = type_.shape
-        if None in shape:
-            # Sizes that the file does not spell get names of their own.
-            spelled = [*(declared[position].shape or ()), *[None] * len(shape)]
-            sizes = [
-                str(n if n is not None else f"{prefix}{position}_{i}" if spelled[i] is None else spelled[i])
-                for i, n in enumerate(shape)
-            ]
-            shape = jax.export.symbolic_shape(", ".join(sizes), scope=scope)
-        structs.append(jax.ShapeDtypeStruct(shape, type_.dtype))
-    return tuple(structs)

@@ -8,7 +8,7 @@ stays what it is. All of this waits until somebody asks for a derivative.
 
 import functools
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,10 +16,11 @@ import jax.numpy as jnp
 import jax.scipy.special
 from jax import lax
 
-from unlower._jax_compat import NATIVE_ERRORS, mlir_ir
-from unlower.errors import UnlowerError
+from unlower._jax_compat import NATIVE_ERRORS, eval_closed_jaxpr, mlir_ir
+from unlower.errors import SignatureError, UnlowerError
 from unlower.ir.module import Module
 from unlower.ir.types import TensorType
+from unlower.ops.restore import restore
 from unlower.raising.canonical import canonical_form
 from unlower.raising.loop_order import came_through_hlo
 from unlower.raising.normalize import normalize
@@ -28,7 +29,7 @@ from unlower.readers.elision import Elision
 from unlower.readers.hlo_proto import module_from_hlo_proto
 from unlower.readers.mlir_module import module_from_mlir
 
-__all__ = ["LIBRARY", "differentiated_as", "library_name", "with_derivative"]
+__all__ = ["LIBRARY", "check_gradients", "differentiated_as", "library_name", "own_gradient", "with_derivative"]
 
 Function = Callable[..., Any]
 Candidates = Callable[[Sequence[Any]], Iterator[Function]]
@@ -112,7 +113,11 @@ def library_name(name: str) -> str | None:
       >>> library_name("relu_3"), library_name("relu.12"), library_name("log_softmax"), library_name("layer_3")
       ('relu', 'relu', 'log_softmax', None)
     """
-    while name not in LIBRARY:
+    return _named(name, LIBRARY)
+
+
+def _named(name: str, table: Container[str]) -> str | None:
+    while name not in table:
         shorter = _NUMBERED.sub("", name)
         if shorter == name:
             return None
@@ -120,11 +125,38 @@ def library_name(name: str) -> str | None:
     return name
 
 
-def differentiated_as(module: Module, name: str) -> Function | None:
+def own_gradient(name: str, gradients: Mapping[str, Function]) -> Function | None:
+    """What the caller wants differentiated in place of the function `name` of a module, which may have got a number."""
+    found = _named(name, gradients)
+    return None if found is None else gradients[found]
+
+
+def check_gradients(gradients: Mapping[str, Function], module: Module) -> None:
+    """Raises SignatureError where the caller names functions that the module does not have."""
+    if not gradients:
+        return
+    there = {_named(name, gradients) for name in module.functions}
+    if missing := [name for name in gradients if name not in there]:
+        private = [name for name in module.functions if name != module.entry]
+        raise SignatureError(
+            f"gradients names functions that the program does not have: {', '.join(missing)}",
+            mend=f"it has {', '.join(private) or 'none'}; a function under jax.jit keeps its name when it is lowered",
+        )
+
+
+def differentiated_as(module: Module, name: str, gradients: Mapping[str, Function] | None = None) -> Function | None:
     """Finds the library's function that was lowered to the function `name` of a module; None if there is no proof.
+
+    Args:
+      module: where the function is.
+      name: its name there.
+      gradients: the caller's own functions by name, which are looked at first.
 
     Returns:
       a function that takes the same arguments and returns a tuple of the same results, for its derivative.
+
+    Raises:
+      UnlowerError: the caller's own function does not compute the same.
 
     Example:
       >>> import jax, unlower
@@ -132,19 +164,30 @@ def differentiated_as(module: Module, name: str) -> Function | None:
       >>> jax.grad(lambda x: differentiated_as(module, "relu")(x)[0])(0.0)
       Array(0., dtype=float32, weak_type=True)
     """
-    known = library_name(name)
+    known, own = library_name(name), own_gradient(name, gradients or {})
     function = module.functions[name]
     types = [value.type for value in function.body.arguments]
-    if known is None or not all(isinstance(type_, TensorType) and type_.is_static for type_ in types):
+    if not all(isinstance(type_, TensorType) and type_.is_static for type_ in types):
         return None
     wanted = canonical_form(module, name)
-    if wanted is None:
-        return None
     avals = tuple((type_.shape, type_.dtype) for type_ in types if isinstance(type_, TensorType))
-    for variant in _variants(known, avals, came_through_hlo(module)):
+    through_hlo = came_through_hlo(module)
+    variants: list[_Variant] = []
+    if own is not None:
+        variants += _variants_of(_plain(own), avals, through_hlo)
+    if known is not None:
+        variants += _variants(known, avals, through_hlo)
+    for variant in variants if wanted is not None else ():
         # The module may have lost results that nobody read.
         if variant.form is not None and set(wanted) <= set(variant.form):
             return functools.partial(_some_results, variant.candidate, tuple(map(variant.form.index, wanted)))
+    if own is not None:
+        spelled = ", ".join(map(str, types))
+        raise UnlowerError(
+            f"the function that gradients has for @{name} does not compute what it computes",
+            where=f"@{name}({spelled})",
+            mend="give the function that was lowered; it takes these arrays and returns its results, or a tree of them",
+        )
     return None
 
 
@@ -184,25 +227,39 @@ class _Variant:
 @functools.lru_cache(maxsize=1024)
 def _variants(name: str, avals: tuple[Any, ...], through_hlo: bool) -> list[_Variant]:
     """What a function of this name and of arguments of these types may have been lowered from, and how."""
+    return _variants_of(LIBRARY[name], avals, through_hlo)
+
+
+def _variants_of(candidates: Candidates, avals: tuple[Any, ...], through_hlo: bool) -> list[_Variant]:
     found = []
     # A scalar that was a Python number has a type of its own, which changes what some functions are lowered to.
     for weak in [False, True] if any(shape == () for shape, _ in avals) else [False]:
         structs = [jax.ShapeDtypeStruct(shape, dtype, weak_type=weak and shape == ()) for shape, dtype in avals]
-        for candidate in LIBRARY[name](structs):
+        for candidate in candidates(structs):
             found += [_Variant(candidate, structs, through_hlo, wide) for wide in (False, True)]
     return found
 
 
-def with_derivative(run: Function, module: Module, name: str) -> Function:
-    """Returns `run`, the function `name` of a module, with the derivative of what it was lowered from, if that is proved."""
-    find = functools.cache(lambda: differentiated_as(module, name))
+def with_derivative(
+    run: Function, closed: Any, module: Module, name: str, gradients: Mapping[str, Function] | None = None
+) -> Function:
+    """Returns `run`, the function `name` of a module, with the derivative of what it was lowered from, if that is proved.
+
+    Args:
+      run: the function.
+      closed: the same as a closed Jaxpr, which is differentiated if nothing is proved.
+      module: where it is.
+      name: its name there.
+      gradients: the caller's own functions by name.
+    """
+    find = functools.cache(lambda: differentiated_as(module, name, gradients))
     with_rule = jax.custom_jvp(run)
 
     @with_rule.defjvp
     def _(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
         candidate = find()
         if candidate is None:
-            return jax.jvp(run, primals, tangents)
+            return jax.jvp(lambda *xs: tuple(eval_closed_jaxpr(restore(closed), *xs)), primals, tangents)
         with jax.enable_x64(True):
             return jax.jvp(candidate, primals, tangents)
 
