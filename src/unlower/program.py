@@ -12,6 +12,7 @@ from unlower._collector import collector_paused
 from unlower._jax_compat import INLINED, Tracer, jit_equation_params, jit_p
 from unlower.avals import KEYS, as_seen, is_key, list_avals, spell_aval, structs_of, tensor_of, typeof
 from unlower.binding import Binder, build
+from unlower.differentiation import report_of
 from unlower.errors import SignatureError
 from unlower.evaluate import check_gradients, check_supported, evaluate_directly, is_static, splice
 from unlower.ir.check import check
@@ -29,7 +30,7 @@ from unlower.raising.slice_sizes import size_slices
 from unlower.readers.detect import read_source
 from unlower.readers.isolation import Isolation
 from unlower.readers.limits import DEFAULT_LIMITS, Limits
-from unlower.report import Signature
+from unlower.report import DerivativeReport, Signature
 from unlower.signature import signature_of
 
 __all__ = ["Program", "load"]
@@ -193,6 +194,22 @@ class Program:
     def signature(self) -> Signature:
         """How the program is called: arguments and results, by name and type, platforms, notes; made to be printed."""
         return signature_of(self.module, self.interface)
+
+    def report(self) -> DerivativeReport:
+        """Says how the program is differentiated: its loops, functions whose rules were recovered or not, what has none.
+
+        Returns:
+          a record that prints as text, and turns into JSON by `to_json`.
+
+        Example:
+          >>> import jax, unlower
+          >>> print(unlower.load(jax.jit(jax.nn.relu).lower(1.0)).report())
+          jit_relu: nothing is known to be lost
+            functions with a derivative of their own:
+              relu, @relu, 1 call: differentiates as the original
+        """
+        closed = self._spliced if self._static else None
+        return report_of(self.module, self.loops, self._bounds, self._gradients, closed)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the program on the arguments of the original call, as far as the file tells what that was.

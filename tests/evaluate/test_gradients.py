@@ -18,7 +18,8 @@ def clipped(x, scale):
 
 
 clipped.__wrapped__.defvjp(
-    lambda x, scale: (clipped(x, scale), scale), lambda scale, g: (jnp.clip(g * scale, -0.5, 0.5), jnp.zeros_like(scale))
+    lambda x, scale: (clipped(x, scale), scale),
+    lambda scale, g: (jnp.clip(g * scale, -0.5, 0.5), jnp.zeros_like(scale)),
 )
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from unlower.ir.module import CALLS, CONSTANTS, Module, Op, Region, Value, walk
 from unlower.ir.types import TensorType
 
-__all__ = ["MOST_ITERATIONS", "Counters"]
+__all__ = ["MOST_ITERATIONS", "Counters", "is_counter"]
 
 MOST_ITERATIONS = 1 << 17
 """Loops without a closed form are run on their counters up to this many iterations together: a hostile file may hold many."""
@@ -103,6 +103,7 @@ class Counters:
 
     def __init__(self, module: Module):
         self._functions = module.functions
+        self._around: Mapping[Value, np.ndarray] = {}
         self._left = MOST_ITERATIONS
         self._makers: dict[Value, Op] = {
             value: op for function in module.functions.values() for op in walk(function.body) for value in op.results
@@ -112,15 +113,22 @@ class Counters:
         """The first values of the slots of a loop that are known before it runs."""
         state: dict[int, np.ndarray] = {}
         for i, value in enumerate(op.operands):
-            if _is_counter(value):
+            if is_counter(value):
                 try:
                     state[i] = self._value(value, {})
                 except _Unknown:
                     continue
         return state
 
-    def count(self, op: Op, first: State) -> int | str:
-        """Returns how often the body of a loop runs, or why that is not known."""
+    def count(self, op: Op, first: State, around: Mapping[Value, np.ndarray] | None = None) -> int | str:
+        """Returns how often the body of a loop runs, or why that is not known.
+
+        Args:
+          op: the loop.
+          first: the first values of its slots, as far as known.
+          around: what else is known of the values that its regions use from around.
+        """
+        self._around = around or {}
         condition, body = op.regions
         state, after = self._known(body, first)
         try:
@@ -161,7 +169,7 @@ class Counters:
         return count
 
     def _results(self, region: Region, state: State, wanted: Sequence[int]) -> list[np.ndarray]:
-        environment = {region.arguments[i]: array for i, array in state.items()}
+        environment = {**self._around, **{region.arguments[i]: array for i, array in state.items()}}
         return [self._value(region.results[i], environment) for i in wanted]
 
     def _value(self, value: Value, environment: dict[Value, np.ndarray]) -> np.ndarray:
@@ -169,7 +177,7 @@ class Counters:
         if value in environment:
             return environment[value]
         op = self._makers.get(value)
-        if op is None or not _is_counter(value):
+        if op is None or not is_counter(value):
             raise _Unknown
         if op.name in CALLS:
             inner, result = self._inside(op, value, environment, self._value)
@@ -196,7 +204,7 @@ class Counters:
         """The slots that take even steps, by induction."""
         lines = {i: _Line(first, _step(first, after[i])) for i, first in state.items()}
         while True:
-            environment = {body.arguments[i]: line for i, line in lines.items()}
+            environment = self._environment(body, lines)
             even = {}
             for i, line in lines.items():
                 try:
@@ -214,7 +222,7 @@ class Counters:
     def _count_lines(self, condition: Region, lines: Mapping[int, _Line]) -> int | str | None:
         """Returns in which iteration the condition first fails; None where it takes more than lines to know."""
         try:
-            holds = self._line(condition.results[0], {condition.arguments[i]: line for i, line in lines.items()})
+            holds = self._line(condition.results[0], self._environment(condition, lines))
         except _Unknown:
             return None
         k = 0
@@ -231,11 +239,15 @@ class Counters:
             k = min(changes)
         return None
 
+    def _environment(self, region: Region, lines: Mapping[int, _Line]) -> dict[Value, _Line]:
+        around = {value: _Line(array) for value, array in self._around.items()}
+        return {**around, **{region.arguments[i]: line for i, line in lines.items()}}
+
     def _line(self, value: Value, environment: dict[Value, _Line]) -> _Line:
         if value in environment:
             return environment[value]
         op = self._makers.get(value)
-        if op is None or not _is_counter(value):
+        if op is None or not is_counter(value):
             raise _Unknown
         if op.name in CALLS:
             inner, result = self._inside(op, value, environment, self._line)
@@ -322,7 +334,7 @@ _OTHERS: dict[str, Callable[..., Any]] = {
 }
 
 
-def _is_counter(value: Value) -> bool:
+def is_counter(value: Value) -> bool:
     """Whether a value is an integer or boolean scalar that NumPy computes with itself."""
     type_ = value.type
     return (

@@ -9,13 +9,25 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, cast
 
+import numpy as np
+
 from unlower.errors import SignatureError
 from unlower.ir.attributes import Int
 from unlower.ir.module import Module, Op, replace_ops, walk
 from unlower.ir.types import TensorType
 from unlower.raising.counters import Counters
 
-__all__ = ["COUNTED", "KNOWLEDGE", "UNCOUNTED", "Bounds", "Loop", "check_bounds", "find_loops", "raise_loops"]
+__all__ = [
+    "COUNTED",
+    "KNOWLEDGE",
+    "UNCOUNTED",
+    "Bounds",
+    "Loop",
+    "as_counted",
+    "check_bounds",
+    "find_loops",
+    "raise_loops",
+]
 
 COUNTED = "raised.counted_while"
 """A `stablehlo.while` that runs `trip_count` times; `starts` holds the first values of slots that are known, by number."""
@@ -50,7 +62,7 @@ class Loop(NamedTuple):
     op: Op
     trip_count: int | None
     reason: str
-    starts: Mapping[str, Int]
+    starts: Mapping[int, np.ndarray]
 
     @property
     def place(self) -> str:
@@ -71,9 +83,7 @@ def find_loops(module: Module) -> list[Loop]:
                 first = counters.first(op)
                 found = counters.count(op, first)
                 count, reason = (None, found) if isinstance(found, str) else (found, "")
-                elements = {i: cast(TensorType, op.operands[i].type).element for i in first}
-                starts = {str(i): Int(int(array[0]), str(elements[i])) for i, array in first.items()}
-                loops.append(Loop(f"{function.name}.while_{number}", function.name, op, count, reason, starts))
+                loops.append(Loop(f"{function.name}.while_{number}", function.name, op, count, reason, first))
                 number += 1
     return loops
 
@@ -95,6 +105,20 @@ def check_bounds(bounds: Bounds, loops: Sequence[Loop]) -> None:
         )
 
 
+def as_counted(op: Op, trip_count: int, starts: Mapping[int, np.ndarray]) -> Op:
+    """Returns a loop as one of `COUNTED`.
+
+    Args:
+      op: the loop.
+      trip_count: how often it runs.
+      starts: the first values of slots that are known, by number.
+    """
+    kept = {name: value for name, value in op.attributes.items() if name not in KNOWLEDGE}
+    elements = {i: str(cast(TensorType, op.operands[i].type).element) for i in starts}
+    known = {str(i): Int(int(array[0]), elements[i]) for i, array in starts.items()}
+    return dataclasses.replace(op, name=COUNTED, attributes={**kept, "trip_count": trip_count, "starts": known})
+
+
 def raise_loops(module: Module, loops: Sequence[Loop], bounds: Bounds = None) -> Module:
     """Names those of a module's loops `COUNTED` whose iterations are proved, and the others `UNCOUNTED`.
 
@@ -106,12 +130,12 @@ def raise_loops(module: Module, loops: Sequence[Loop], bounds: Bounds = None) ->
     raised: dict[str, dict[Op, Op | None]] = {}
     for loop in loops:
         if loop.trip_count is not None and loop.trip_count <= MOST_SCANNED:
-            name, known = COUNTED, {"trip_count": loop.trip_count, "starts": loop.starts}
+            op = as_counted(loop.op, loop.trip_count, loop.starts)
         else:
             bound = bounds.get(loop.name, 0) if isinstance(bounds, Mapping) else bounds or 0
             reason = loop.reason or f"it runs {loop.trip_count} times"
-            name, known = UNCOUNTED, {"loop": loop.name, "place": f"{loop.place}: {reason}", "max_iterations": bound}
-        op = dataclasses.replace(loop.op, name=name, attributes={**loop.op.attributes, **known})
+            known = {"loop": loop.name, "place": f"{loop.place}: {reason}", "max_iterations": bound}
+            op = dataclasses.replace(loop.op, name=UNCOUNTED, attributes={**loop.op.attributes, **known})
         raised.setdefault(loop.function, {})[loop.op] = op
     functions = dict(module.functions)
     for name, replaced in raised.items():
