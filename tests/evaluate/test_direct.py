@@ -62,11 +62,11 @@ def test_the_signature_shows_what_is_open():
 
 def test_loops_that_sizes_count_have_a_reverse_mode():
     def run(w, xs):
-        return lax.scan(lambda c, x: (jnp.tanh(c @ w + x), c), xs[0], xs)
+        return jax.lax.scan(lambda c, x: (jnp.tanh(c @ w + x), c), xs[0], xs)
 
-    (n,) = export.symbolic_shape("n")
+    (n,) = jax.export.symbolic_shape("n")
     structs = jax.ShapeDtypeStruct((4, 4), jnp.float32), jax.ShapeDtypeStruct((n, 4), jnp.float32)
-    program = unlower.load(export.export(jax.jit(run))(*structs))
+    program = unlower.load(jax.export.export(jax.jit(run))(*structs))
     w = np.eye(4, dtype=np.float32) / 2
     for size in (1, 6):
         xs = np.ones((size, 4), np.float32)

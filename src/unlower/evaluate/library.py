@@ -55,6 +55,17 @@ def _along_axes(function: Function, **static: Sequence[Any]) -> Candidates:
     return candidates
 
 
+def _random_gamma(avals: Sequence[Any]) -> Iterator[Function]:
+    """Candidates of what takes the data of one key, and shape parameters."""
+    for implementation in ("threefry2x32", "rbg", "unsafe_rbg"):
+        for sample in (jax.random.gamma, jax.random.loggamma):
+
+            def run(key: Any, a: Any, implementation: str = implementation, sample: Any = sample) -> Any:
+                return sample(jax.random.wrap_key_data(key, impl=implementation), a, a.shape, a.dtype)
+
+            yield run
+
+
 LIBRARY: Mapping[str, Candidates] = {
     **{
         name: _plain(getattr(jax.nn, name))
@@ -77,6 +88,7 @@ LIBRARY: Mapping[str, Candidates] = {
         OUTLINED + name: _plain(function)
         for name, function in {
             "asin": lax.asin,
+            "entr": jax.scipy.special.entr,
             "logaddexp": jnp.logaddexp,
             "logistic": lax.logistic,
             "logit": jax.scipy.special.logit,
@@ -86,12 +98,15 @@ LIBRARY: Mapping[str, Candidates] = {
             "power_of_minus_4": lambda x: lax.integer_pow(x, -4),
         }.items()
     },
+    "_expn": _plain(jax.scipy.special.expn),
+    "_gamma": _random_gamma,
     "_rel_entr": _plain(jax.scipy.special.rel_entr),
     "cumlogsumexp": _along_axes(lax.cumlogsumexp, reverse=(False, True)),
     "cummax": _along_axes(lax.cummax, reverse=(False, True)),
     "cummin": _along_axes(lax.cummin, reverse=(False, True)),
     "cumprod": _along_axes(lax.cumprod, reverse=(False, True)),
     "cumsum": _along_axes(lax.cumsum, reverse=(False, True)),
+    "expi": _plain(jax.scipy.special.expi),
     "hypot": _plain(jnp.hypot),
     "lgamma_impl": _plain(lax.lgamma),
     "log_softmax": _along_axes(jax.nn.log_softmax),
@@ -180,7 +195,7 @@ def differentiated_as(module: Module, name: str, gradients: Mapping[str, Functio
     for variant in variants if wanted is not None else ():
         # The module may have lost results that nobody read.
         if variant.form is not None and set(wanted) <= set(variant.form):
-            return functools.partial(_some_results, variant.candidate, tuple(map(variant.form.index, wanted)))
+            return functools.partial(_some_results, variant, tuple(map(variant.form.index, wanted)))
     if own is not None:
         spelled = ", ".join(map(str, types))
         raise UnlowerError(
@@ -191,17 +206,12 @@ def differentiated_as(module: Module, name: str, gradients: Mapping[str, Functio
     return None
 
 
-def _some_results(function: Function, kept: tuple[int, ...], *arguments: Any) -> tuple[Any, ...]:
-    results = jax.tree.leaves(function(*arguments))
-    return tuple(results[i] for i in kept)
-
-
 class _Variant:
     """A candidate, lowered at some types in one of several ways; not before its form is asked for."""
 
     def __init__(self, candidate: Function, structs: Sequence[Any], through_hlo: bool, wide: bool):
         self.candidate = candidate
-        self._structs, self._through_hlo, self._wide = structs, through_hlo, wide
+        self._structs, self._through_hlo, self.wide = structs, through_hlo, wide
 
     @functools.cached_property
     def form(self) -> tuple[bytes, ...] | None:
@@ -213,7 +223,7 @@ class _Variant:
         return canonical_form(module, module.entry)
 
     def _lowered(self) -> Module:
-        with jax.enable_x64(self._wide):
+        with jax.enable_x64(self.wide):
             # A name of its own keeps JAX from taking it for the function that is there.
             lowered = jax.jit(lambda *arguments: self.candidate(*arguments)).lower(*self._structs)
         if not self._through_hlo:
@@ -222,6 +232,13 @@ class _Variant:
         assert computation is not None
         read = module_from_hlo_proto(computation.as_serialized_hlo_module_proto(), Elision())
         return normalize(read if isinstance(read, Module) else read.module)
+
+
+def _some_results(variant: _Variant, kept: tuple[int, ...], *arguments: Any) -> tuple[Any, ...]:
+    # Some functions take no arrays of 64 bits, others are cut short without.
+    with jax.enable_x64(variant.wide):
+        results = jax.tree.leaves(variant.candidate(*arguments))
+    return tuple(results[i] for i in kept)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -260,7 +277,6 @@ def with_derivative(
         candidate = find()
         if candidate is None:
             return jax.jvp(lambda *xs: tuple(eval_closed_jaxpr(restore(closed), *xs)), primals, tangents)
-        with jax.enable_x64(True):
-            return jax.jvp(candidate, primals, tangents)
+        return jax.jvp(candidate, primals, tangents)
 
     return with_rule
