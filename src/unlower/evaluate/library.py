@@ -192,9 +192,9 @@ def differentiated_as(module: Module, name: str, gradients: Mapping[str, Functio
         variants += _variants_of(_plain(own), avals, through_hlo)
     if known is not None:
         variants += _variants(known, avals, through_hlo)
-    for variant in variants if wanted is not None else ():
+    for variant in variants:
         # The module may have lost results that nobody read.
-        if variant.form is not None and set(wanted) <= set(variant.form):
+        if wanted is not None and variant.form is not None and set(wanted) <= set(variant.form):
             return functools.partial(_some_results, variant, tuple(map(variant.form.index, wanted)))
     if own is not None:
         spelled = ", ".join(map(str, types))

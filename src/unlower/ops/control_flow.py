@@ -40,6 +40,7 @@ from unlower.ops.reemit import (
     transpose_through,
     types_of,
 )
+from unlower.ops.restore import restore
 from unlower.ops.rule import Subprogram, op_rule
 
 __all__: list[str] = []
@@ -100,7 +101,9 @@ def uncounted_while(
 
         def bounded(*values: Any) -> tuple[Any, ...]:
             of_cond, of_body, slots = while_.split(values)
-            slots, runs_on = run_bounded(while_.cond, while_.body, of_cond, of_body, int(max_iterations), slots)
+            slots, runs_on = run_bounded(
+                while_.cond, restore(while_.body), of_cond, of_body, int(max_iterations), slots
+            )
             return (*slots, runs_on)
 
         # The loop itself gives the values, which no bound can change.
@@ -206,7 +209,8 @@ def _as_index(pred: Array) -> Array:
 
 def _if_as_case(call: Call, pred: Array, *captured: Any) -> tuple[Any, ...]:
     split = call.captures[0]
-    return _choose(_as_index(pred), call.regions[::-1], (captured[split:], captured[:split]))
+    regions = [restore(region) for region in call.regions]
+    return _choose(_as_index(pred), regions[::-1], (captured[split:], captured[:split]))
 
 
 @jvp_rule("stablehlo.if")

@@ -88,7 +88,7 @@ def _group(equations: Sequence[Any], is_read_later: Any) -> Any:
     prefix = _around(equations[0]) or ""
     inner = [e.replace(source_info=scoped_source_info(name_scope(e)[len(prefix) :].lstrip("/"))) for e in equations]
     closed = closed_jaxpr(JaxprParts(inputs, outputs, inner, [], []), _SCOPE)
-    structs = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in inputs]
+    structs = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in closed.in_avals]
     with jax.enable_x64(True):
         traced = jax.make_jaxpr(jax.checkpoint(lambda *xs: tuple(eval_closed_jaxpr(closed, *xs))))(*structs)
     (equation,) = open_closed_jaxpr(traced).eqns
