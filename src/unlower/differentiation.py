@@ -2,7 +2,7 @@
 
 import collections
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -13,7 +13,7 @@ from unlower._jax_compat import open_closed_jaxpr
 from unlower._jax_compat_interpret import sub_jaxprs
 from unlower.errors import UnlowerError
 from unlower.evaluate.library import differentiated_as, library_name, own_gradient
-from unlower.ir.module import CALLS, CUSTOM_CALLS, Module, walk
+from unlower.ir.module import CALLS, CONSTANTS, CUSTOM_CALLS, Module, walk
 from unlower.ops.reemit import Call, is_differentiable, reemit_p
 from unlower.raising.loops import Bounds, Loop
 from unlower.raising.outline import OUTLINED, outline
@@ -34,11 +34,12 @@ def report_of(
       gradients: the caller's own functions by name.
       closed: its Jaxpr, or None where sizes are not known yet.
     """
+    idioms = tuple(_idioms(outline(module), gradients))
     notes = [] if closed is not None else ["sizes are known when it is called, so its operations are not looked at"]
     return DerivativeReport(
         name=module.name,
         loops=tuple(_loop(loop, bounds) for loop in loops),
-        idioms=tuple(_idioms(outline(module), gradients)),
+        idioms=idioms,
         custom_calls=_counted(
             str(op.attributes.get("call_target_name"))
             for function in module.functions.values()
@@ -46,7 +47,7 @@ def report_of(
             if op.name in CUSTOM_CALLS
         ),
         without_derivative={} if closed is None else _counted(_without_derivative(closed)),
-        lost_rules=tuple(_lost_rules(module)),
+        lost_rules=tuple(_lost_rules(module, {idiom.function for idiom in idioms if idiom.proved})),
         notes=tuple(notes),
     )
 
@@ -109,12 +110,12 @@ def _moves(value: Any) -> bool:
 _RULE = re.compile(r"^(.*?(?:custom_jvp_call|custom_vjp_call)[^/]*)(?:/|$)")
 
 
-def _lost_rules(module: Module) -> list[str]:
-    """The scopes that JAX puts around functions with a rule of their own."""
+def _lost_rules(module: Module, proved: Container[str | None]) -> list[str]:
+    """The scopes that JAX puts around functions with a rule of their own, of operations outside the functions `proved`."""
     found: dict[str, None] = {}
     for function in module.functions.values():
-        for op in walk(function.body):
-            name = op.location.name if op.location is not None else None
+        for op in walk(function.body) if function.name not in proved else ():
+            name = None if op.location is None or op.name in CALLS | CONSTANTS else op.location.name
             match = _RULE.match(name) if name and "custom_" in name else None
             if match is not None:
                 found[match[1]] = None

@@ -55,6 +55,11 @@ def _along_axes(function: Function, **static: Sequence[Any]) -> Candidates:
     return candidates
 
 
+def _expn(avals: Sequence[Any]) -> Iterator[Function]:
+    """Candidates of an exponential integral, whose order is an argument or the constant 1."""
+    yield jax.scipy.special.exp1 if len(avals) == 1 else jax.scipy.special.expn
+
+
 def _random_gamma(avals: Sequence[Any]) -> Iterator[Function]:
     """Candidates of what takes the data of one key, and shape parameters."""
     for implementation in ("threefry2x32", "rbg", "unsafe_rbg"):
@@ -98,7 +103,7 @@ LIBRARY: Mapping[str, Candidates] = {
             "power_of_minus_4": lambda x: lax.integer_pow(x, -4),
         }.items()
     },
-    "_expn": _plain(jax.scipy.special.expn),
+    "_expn": _expn,
     "_gamma": _random_gamma,
     "_rel_entr": _plain(jax.scipy.special.rel_entr),
     "cumlogsumexp": _along_axes(lax.cumlogsumexp, reverse=(False, True)),
@@ -106,6 +111,7 @@ LIBRARY: Mapping[str, Candidates] = {
     "cummin": _along_axes(lax.cummin, reverse=(False, True)),
     "cumprod": _along_axes(lax.cumprod, reverse=(False, True)),
     "cumsum": _along_axes(lax.cumsum, reverse=(False, True)),
+    "expn": _expn,
     "expi": _plain(jax.scipy.special.expi),
     "hypot": _plain(jnp.hypot),
     "lgamma_impl": _plain(lax.lgamma),

@@ -14,7 +14,7 @@ that of the equations. So they are put back, by rewrites whose lowering is what 
 import collections
 import functools
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -166,16 +166,17 @@ def _powers(parts: JaxprParts) -> JaxprParts:
             if power is not None:
                 powers[equation.outvars[0]] = power
                 products[equation.outvars[0]] = equation
-    if not any(exponent > 2 for _, exponent in powers.values()):
+    if not powers:
         return parts
     uses = collections.Counter(
         a for atoms in (*(e.invars for e in parts.eqns), parts.outvars) for a in atoms if type(a) is Var
     )
+    makers = {v: str(e.primitive) for e in parts.eqns for v in e.outvars}
     made: dict[Any, Any] = {}
     inside: set[Any] = set()
     for result in reversed(products):
         base, exponent = powers[result]
-        if exponent <= 2 or result in inside:
+        if exponent < 2 or result in inside or (exponent == 2 and not _is_kept_by_nobody(base, uses, makers)):
             continue
         chain, pending = {result}, [result]
         while pending:
@@ -190,6 +191,29 @@ def _powers(parts: JaxprParts) -> JaxprParts:
             )
     equations = [made.get(e.outvars[0], e) if e.outvars else e for e in parts.eqns]
     return live(parts._replace(eqns=equations)) if made else parts
+
+
+_KEEPS_NOTHING = frozenset(
+    [
+        "add",
+        "broadcast_in_dim",
+        "convert_element_type",
+        "dot_general",
+        "neg",
+        "reduce_sum",
+        "reshape",
+        "sub",
+        "transpose",
+    ]
+)
+
+
+def _is_kept_by_nobody(base: Any, uses: Mapping[Any, int], makers: Mapping[Any, str]) -> bool:
+    """Whether the square of a value costs less as a power: that keeps twice the value, where a product keeps the value itself.
+
+    If somebody else keeps that for the way back, the product keeps nothing more.
+    """
+    return uses[base] == 2 and makers.get(base, "add") in _KEEPS_NOTHING
 
 
 def _power(x: Any, y: Any, known: dict[Any, tuple[Any, Any]]) -> tuple[Any, Any] | None:
