@@ -6,6 +6,7 @@ lowered once where the two compute the same (`raising.canonical`). Then it is di
 stays what it is. All of this waits until somebody asks for a derivative.
 """
 
+import contextlib
 import functools
 import re
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
@@ -212,6 +213,13 @@ def differentiated_as(module: Module, name: str, gradients: Mapping[str, Functio
     return None
 
 
+@contextlib.contextmanager
+def _as_written(wide: bool) -> Iterator[None]:
+    """The library's own surroundings: some functions take no arrays of 64 bits, others are cut short without them."""
+    with jax.enable_x64(wide), jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
+
+
 class _Variant:
     """A candidate, lowered at some types in one of several ways; not before its form is asked for."""
 
@@ -229,7 +237,7 @@ class _Variant:
         return canonical_form(module, module.entry)
 
     def _lowered(self) -> Module:
-        with jax.enable_x64(self.wide):
+        with _as_written(self.wide):
             # A name of its own keeps JAX from taking it for the function that is there.
             lowered = jax.jit(lambda *arguments: self.candidate(*arguments)).lower(*self._structs)
         if not self._through_hlo:
@@ -241,8 +249,7 @@ class _Variant:
 
 
 def _some_results(variant: _Variant, kept: tuple[int, ...], *arguments: Any) -> tuple[Any, ...]:
-    # Some functions take no arrays of 64 bits, others are cut short without.
-    with jax.enable_x64(variant.wide):
+    with _as_written(variant.wide):
         results = jax.tree.leaves(variant.candidate(*arguments))
     return tuple(results[i] for i in kept)
 
