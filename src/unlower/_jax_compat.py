@@ -108,15 +108,6 @@ def scoped_source_info(scope: str) -> Any:
     return source_info_util.SourceInfo(None, stack)
 
 
-def name_scope(equation: Any) -> str:
-    """The name scope of an equation, `/` between its parts."""
-    return str(equation.source_info.name_stack)
-
-
-split_p, stop_gradient_p = _lax.split_p, ad_util.stop_gradient_p
-"""Shares an array out along an axis; the identity without a derivative. Neither is exported by jax 0.10 to 0.12."""
-
-
 def eval_closed_jaxpr(closed: Any, *arguments: Any) -> list[Any]:
     """Evaluates a closed Jaxpr equation by equation, under whatever trace is current."""
     return core.eval_jaxpr(_inner_jaxpr(closed), closed.consts, *arguments)

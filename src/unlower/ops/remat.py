@@ -15,7 +15,6 @@ from unlower._jax_compat import (
     Var,
     closed_jaxpr,
     eval_closed_jaxpr,
-    name_scope,
     open_closed_jaxpr,
     scoped_source_info,
 )
@@ -54,6 +53,11 @@ def group_checkpoints(parts: JaxprParts) -> JaxprParts:
     return parts._replace(eqns=[*equations, *parts.eqns[done:]])
 
 
+def _name_scope(equation: Any) -> str:
+    """The name scope of an equation, `/` between its parts."""
+    return str(equation.source_info.name_stack)
+
+
 @functools.lru_cache(maxsize=4096)
 def _checkpoint_in(scope: str) -> str | None:
     """The scope up to and with the checkpoint; None where there is none, or it is a piece of a derivative already."""
@@ -64,7 +68,7 @@ def _checkpoint_in(scope: str) -> str | None:
 
 
 def _around(equation: Any) -> str | None:
-    return None if equation.effects else _checkpoint_in(name_scope(equation))
+    return None if equation.effects else _checkpoint_in(_name_scope(equation))
 
 
 def _period(equations: Sequence[Any]) -> int:
@@ -86,7 +90,7 @@ def _group(equations: Sequence[Any], is_read_later: Any) -> Any:
     outputs = [v for e in equations for v in e.outvars if is_read_later(v)]
     # Lowering puts the scope around the group again.
     prefix = _around(equations[0]) or ""
-    inner = [e.replace(source_info=scoped_source_info(name_scope(e)[len(prefix) :].lstrip("/"))) for e in equations]
+    inner = [e.replace(source_info=scoped_source_info(_name_scope(e)[len(prefix) :].lstrip("/"))) for e in equations]
     closed = closed_jaxpr(JaxprParts(inputs, outputs, inner, [], []), _SCOPE)
     structs = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in closed.in_avals]
     with jax.enable_x64(True):

@@ -29,9 +29,6 @@ from unlower._jax_compat import (
     open_closed_jaxpr,
     primitives,
     shaped_array,
-    split_p,
-    stop_gradient_p,
-    traced_params,
 )
 from unlower.ops.remat import group_checkpoints
 from unlower.ops.shift_invariance import find_cancelling_maxima
@@ -83,7 +80,14 @@ def _inside(equation: Any) -> Any:
     return equation
 
 
-def live(parts: JaxprParts) -> JaxprParts:
+def _traced(function: Any, shape: tuple[int, ...], dtype: Any) -> Any:
+    """The one equation that a function traces to: its primitive has no public name, or its parameters change."""
+    with jax.enable_x64(True):
+        (equation,) = open_closed_jaxpr(jax.make_jaxpr(function)(jax.ShapeDtypeStruct(shape, dtype))).eqns
+    return equation
+
+
+def _live(parts: JaxprParts) -> JaxprParts:
     """Leaves out equations whose results nobody reads; those with effects stay."""
     needed = {a for a in parts.outvars if type(a) is Var}
     kept = []
@@ -115,7 +119,7 @@ def _narrow(parts: JaxprParts) -> JaxprParts:
             found |= new is not equation
             equation = new
         equations.append(equation)
-    return live(parts._replace(eqns=equations)) if found else parts
+    return _live(parts._replace(eqns=equations)) if found else parts
 
 
 def _before_broadcast(equation: Any, reshaped: dict[Any, Any]) -> Any:
@@ -190,7 +194,7 @@ def _powers(parts: JaxprParts) -> JaxprParts:
                 primitive=primitives.integer_pow_p, invars=[base], params={"y": exponent}
             )
     equations = [made.get(e.outvars[0], e) if e.outvars else e for e in parts.eqns]
-    return live(parts._replace(eqns=equations)) if made else parts
+    return _live(parts._replace(eqns=equations)) if made else parts
 
 
 _KEEPS_NOTHING = frozenset(
@@ -254,14 +258,14 @@ def _splits(parts: JaxprParts) -> JaxprParts:
             continue
         found = True
         axis, variables = pieces
-        params = traced_params(
-            functools.partial(lax.split, sizes=[v.aval.shape[axis] for v in variables], axis=axis),
-            jax.ShapeDtypeStruct(array.aval.shape, array.aval.dtype),
-        )
+        sizes = [v.aval.shape[axis] for v in variables]
+        example = _traced(functools.partial(lax.split, sizes=sizes, axis=axis), array.aval.shape, array.aval.dtype)
         for i in places:
             equations[i] = None
         first = parts.eqns[places[0]]
-        equations[places[0]] = first.replace(primitive=split_p, invars=[array], outvars=variables, params=params)
+        equations[places[0]] = first.replace(
+            primitive=example.primitive, invars=[array], outvars=variables, params=example.params
+        )
     return parts._replace(eqns=[e for e in equations if e is not None]) if found else parts
 
 
@@ -298,6 +302,7 @@ def _stop(parts: JaxprParts) -> JaxprParts:
     sources = find_cancelling_maxima(parts)
     if not sources:
         return parts
+    stop = _traced(lax.stop_gradient, (), np.float32)
     renamed: dict[Any, Any] = {}
     equations = []
     for equation in parts.eqns:
@@ -308,7 +313,7 @@ def _stop(parts: JaxprParts) -> JaxprParts:
                 renamed[v] = stopped = Var(v.aval)
                 equations.append(
                     equation.replace(
-                        primitive=stop_gradient_p, invars=[v], outvars=[stopped], params={}, effects=frozenset()
+                        primitive=stop.primitive, invars=[v], outvars=[stopped], params=stop.params, effects=frozenset()
                     )
                 )
     return parts._replace(eqns=equations)
