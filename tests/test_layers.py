@@ -15,7 +15,7 @@ LAYERS = (
     ("ir",),
     ("readers", "ops", "raising", "report", "_xla_child"),
     ("evaluate",),
-    ("binding", "parameters", "platforms", "signature"),
+    ("avals", "binding", "differentiation", "parameters", "platforms", "signature"),
     ("program",),
     ("decompile", "inspection", "verification"),
     ("cli",),

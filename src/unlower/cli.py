@@ -18,10 +18,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from unlower.avals import spell_aval
 from unlower.errors import FormatError, UnlowerError
 from unlower.inspection import inspect, list_contents
 from unlower.parameters import write_arrays
-from unlower.program import load, spell_aval
+from unlower.program import load
 from unlower.readers.progress import console
 from unlower.report import Argument, Entry, Inspection, Verification, count, human_bytes, human_seconds
 from unlower.verification import verify

@@ -10,34 +10,30 @@ import numpy as np
 
 from unlower._collector import collector_paused
 from unlower._jax_compat import INLINED, Tracer, jit_equation_params, jit_p
+from unlower.avals import KEYS, as_seen, is_key, list_avals, spell_aval, structs_of, tensor_of, typeof
 from unlower.binding import Binder, build
+from unlower.differentiation import report_of
 from unlower.errors import SignatureError
-from unlower.evaluate import check_supported, evaluate_directly, is_static, splice
+from unlower.evaluate import check_gradients, check_supported, evaluate_directly, is_static, splice
 from unlower.ir.check import check
 from unlower.ir.dimensions import Equation, parse_dimension, solve_dimensions
-from unlower.ir.interface import Input, Interface, Output, Source
-from unlower.ir.module import Module, Value
-from unlower.ir.types import TensorType
+from unlower.ir.interface import Interface, Source
+from unlower.ir.module import Module
 from unlower.ops import op_rules
+from unlower.ops.restore import restore
 from unlower.parameters import Weights, lift
 from unlower.platforms import choose_platform
 from unlower.raising.loop_order import order_loops
-from unlower.raising.loops import COUNTED, Loop, find_loops, raise_loops
+from unlower.raising.loops import COUNTED, UNCOUNTED, Bounds, Loop, check_bounds, find_loops, raise_loops
 from unlower.raising.normalize import normalize
 from unlower.raising.slice_sizes import size_slices
 from unlower.readers.detect import read_source
 from unlower.readers.isolation import Isolation
 from unlower.readers.limits import DEFAULT_LIMITS, Limits
-from unlower.report import Signature
+from unlower.report import DerivativeReport, Signature
 from unlower.signature import signature_of
 
-__all__ = ["Program", "load", "spell_aval"]
-
-_KEYS = {"key<fry>": "threefry2x32", "key<rbg>": "rbg", "key<urbg>": "unsafe_rbg"}
-"""The dtype of a PRNG key -> the name of its implementation."""
-
-_MOST_SHOWN = 12
-"""How many types an error message lists."""
+__all__ = ["Program", "load"]
 
 
 def load(
@@ -50,6 +46,8 @@ def load(
     platform: str | int | None = None,
     limits: Limits = DEFAULT_LIMITS,
     isolate: bool | Isolation = False,
+    max_iterations: int | Mapping[str, int] | None = None,
+    gradients: Mapping[str, Callable[..., Any]] | None = None,
 ) -> "Program":
     """Loads an XLA program as a JAX function.
 
@@ -69,6 +67,11 @@ def load(
       limits: how much the program may ask for: bytes, operations, constants, nesting; each has a default.
       isolate: whether XLA's and MLIR's own code reads the file in a process of its own, which a hostile file may end; an
         `Isolation` says what that process may take.
+      max_iterations: at most how often loops run whose iterations depend on data, which gives them a reverse mode: a number
+        for all, or a mapping from names in `program.loops`; see `Program.bound_loops`.
+      gradients: functions to differentiate instead of the program's own functions of these names, whose rules were lost when
+        it was lowered (`jax.custom_vjp`, `jax.lax.stop_gradient`). They take and return the same arrays, and must compute the
+        same: that is proved before they are used, and an error where it is not.
 
     Returns:
       the program, which computes the same bits as the original under XLA.
@@ -76,7 +79,7 @@ def load(
     Raises:
       FormatError: the source is damaged, elided, or no XLA program.
       InvalidModuleError: the program is ill-formed.
-      SignatureError: the program has no such platform.
+      SignatureError: the program has no such platform, loop or function.
       UnsupportedOpError: operations without a rule, all of them listed, before anything runs.
 
     Example:
@@ -95,7 +98,7 @@ def load(
         found = size_slices(order_loops(found))
         check(found)
         check_supported(found, table)
-        return Program(found, table, interface)
+        return Program(found, table, interface, max_iterations, gradients)
 
 
 class Program:
@@ -108,13 +111,25 @@ class Program:
       out_avals: shape and dtype of each array that `flat` returns.
     """
 
-    def __init__(self, module: Module, rules: Mapping[str, Callable[..., Any]], interface: Interface):
+    def __init__(
+        self,
+        module: Module,
+        rules: Mapping[str, Callable[..., Any]],
+        interface: Interface,
+        max_iterations: Bounds = None,
+        gradients: Mapping[str, Callable[..., Any]] | None = None,
+    ):
         self.module = module
         self.interface = interface
         self._rules = rules
+        self._bounds, self._gradients = max_iterations, dict(gradients or {})
+        check_gradients(self._gradients, module)
+        check_bounds(max_iterations, self.loops if isinstance(max_iterations, Mapping) else ())
         # A rule of the caller's own for loops sees every loop.
-        own = rules.get("stablehlo.while") is not op_rules["stablehlo.while"] or COUNTED not in rules
-        self._raised = module if own else raise_loops(module, self.loops)
+        own = (
+            rules.get("stablehlo.while") is not op_rules["stablehlo.while"] or not {COUNTED, UNCOUNTED} <= rules.keys()
+        )
+        self._raised = module if own else raise_loops(module, self.loops, max_iterations)
         self.__name__ = self.__qualname__ = module.name
         body = module.main.body
         inputs = interface.inputs
@@ -128,18 +143,15 @@ class Program:
         self._given = [i for i, x in enumerate(inputs) if x.role in given]
         self._returned = [i for i, x in enumerate(interface.outputs) if x.role != "token"]
         scope = jax.export.SymbolicScope()
-        self.in_avals = _structs(body.arguments, inputs, self._given, "arg", scope)
-        self.out_avals = _structs(body.results, interface.outputs, self._returned, "out", scope)
-        weights = {str(x.parameter): _tensor(body.arguments[i]) for i, x in enumerate(inputs) if x.role == "parameter"}
+        self.in_avals = structs_of(body.arguments, inputs, self._given, "arg", scope)
+        self.out_avals = structs_of(body.results, interface.outputs, self._returned, "out", scope)
+        weights = {
+            str(x.parameter): tensor_of(body.arguments[i]) for i, x in enumerate(inputs) if x.role == "parameter"
+        }
         self._weights = Weights(interface, weights)
         self._static = is_static(module) and not self._dimensions
         if self._static:
-            self._jaxpr = splice(self._raised, rules)
-            params = jit_equation_params(self._jaxpr, len(body.arguments), len(body.results), module.name)
-            # Lowered in place, a program that is all there is to a jit compiles to what the original compiled to.
-            self._bind: Callable[..., Any] = functools.partial(jit_p.bind, **params | {"inline": INLINED})
-        else:
-            self._bind = self._evaluate
+            self._spliced = splice(self._raised, rules, self._gradients)
         self._compiled = jax.jit(
             lambda *inputs: self._bind(*inputs), static_argnums=() if self._solved else tuple(self._dimensions)
         )
@@ -157,7 +169,21 @@ class Program:
                 "the program has sizes that are known only when it is called, so it has no single Jaxpr",
                 mend="use jax.make_jaxpr(program.flat)(*arrays)",
             )
-        return self._jaxpr
+        return self._restored
+
+    @functools.cached_property
+    def _restored(self) -> Any:
+        # Waits for the first call: that costs more than loading may.
+        return restore(self._spliced)
+
+    @functools.cached_property
+    def _bind(self) -> Callable[..., Any]:
+        if not self._static:
+            return self._evaluate
+        body = self.module.main.body
+        params = jit_equation_params(self._restored, len(body.arguments), len(body.results), self.module.name)
+        # Lowered in place, a program that is all there is to a jit compiles to what the original compiled to.
+        return functools.partial(jit_p.bind, **params | {"inline": INLINED})
 
     @functools.cached_property
     def loops(self) -> tuple[Loop, ...]:
@@ -168,6 +194,22 @@ class Program:
     def signature(self) -> Signature:
         """How the program is called: arguments and results, by name and type, platforms, notes; made to be printed."""
         return signature_of(self.module, self.interface)
+
+    def report(self) -> DerivativeReport:
+        """Says how the program is differentiated: its loops, functions whose rules were recovered or not, what has none.
+
+        Returns:
+          a record that prints as text, and turns into JSON by `to_json`.
+
+        Example:
+          >>> import jax, unlower
+          >>> print(unlower.load(jax.jit(jax.nn.relu).lower(1.0)).report())
+          jit_relu: nothing is known to be lost
+            functions with a derivative of their own:
+              relu, @relu, 1 call: differentiates as the original
+        """
+        closed = self._spliced if self._static else None
+        return report_of(self.module, self.loops, self._bounds, self._gradients, closed)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the program on the arguments of the original call, as far as the file tells what that was.
@@ -232,7 +274,39 @@ class Program:
           FormatError: a damaged checkpoint.
         """
         lifted = lift(self.module, self.interface, min_elements=min_elements, match=match)
-        return self if lifted.module is self.module else Program(lifted.module, self._rules, lifted.interface)
+        if lifted.module is self.module:
+            return self
+        return Program(lifted.module, self._rules, lifted.interface, self._bounds, self._gradients)
+
+    def bound_loops(self, max_iterations: int | Mapping[str, int]) -> "Program":
+        """Gives loops whose iterations depend on data a reverse mode, by saying at most how often they run.
+
+        Values stay those of the loop itself, however often it runs. Derivatives go through a nest of scans that skips what
+        the loop does not run, and keeps about the square root of the bound in memory (its cube root above 4096). Where the
+        loop runs on after that many iterations, they are NaN.
+
+        Args:
+          max_iterations: a number for all such loops, or a mapping from names in `loops`, for these alone.
+
+        Returns:
+          a new program, which gives the same results.
+
+        Raises:
+          SignatureError: a number below 1, or a loop that is not there.
+
+        Example:
+          >>> import jax, unlower
+          >>> f = lambda x: jax.lax.while_loop(lambda y: y < 10.0, lambda y: y * 2.0, x)
+          >>> program = unlower.load(jax.jit(f).lower(1.5))
+          >>> [loop.name for loop in program.loops]
+          ['main.while_0']
+          >>> jax.grad(program.bound_loops({"main.while_0": 8}))(1.5)
+          Array(8., dtype=float32)
+        """
+        bounds: Bounds = max_iterations
+        if isinstance(self._bounds, Mapping) and isinstance(max_iterations, Mapping):
+            bounds = {**self._bounds, **max_iterations}
+        return Program(self.module, self._rules, self.interface, bounds, self._gradients)
 
     def _call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], parameters: Mapping[str, Any]) -> Any:
         if self._binder is None:
@@ -247,7 +321,7 @@ class Program:
             arrays = [self._leaf(found, i) for i in self._given]
         results = self._run(arrays, parameters)
         outputs = [self.interface.outputs[i] for i in self._returned]
-        results = [_as_seen(result, output.dtype) for result, output in zip(results, outputs, strict=True)]
+        results = [as_seen(result, output.dtype) for result, output in zip(results, outputs, strict=True)]
         if self.interface.results is None:
             return results[0] if len(results) == 1 else tuple(results)
         by_leaf = {output.leaf: result for output, result in zip(outputs, results, strict=True)}
@@ -315,7 +389,7 @@ class Program:
             for i, name in zip(self._dimensions, names, strict=True):
                 filled[i] = sizes[name]
         for i in self._dimensions:
-            filled[i] = np.asarray(filled[i], _tensor(self.module.main.body.arguments[i]).dtype)
+            filled[i] = np.asarray(filled[i], tensor_of(self.module.main.body.arguments[i]).dtype)
         return filled
 
     def _size_equations(self, inputs: Sequence[Any]) -> list[Equation]:
@@ -364,7 +438,7 @@ class Program:
                 array = operator.index(array)
             elif isinstance(array, bool | int | float | complex):
                 array = np.asarray(array, wanted.dtype)
-            elif _is_key(array):
+            elif is_key(array):
                 array = jax.random.key_data(array)
             elif array.dtype == jax.dtypes.float0:
                 array = np.zeros(array.shape, bool)
@@ -384,11 +458,11 @@ class Program:
         if isinstance(array, bool | int | float | complex):
             return None if not wanted.shape else f"{name} is a number, not {spell_aval(wanted)}"
         try:
-            given = _typeof(array)
+            given = typeof(array)
         except TypeError:
             return f"{name} is of the class {type(array).__name__}, which is no array"
         dtype, shape = given.dtype, tuple(wanted.shape)
-        if declared.dtype in _KEYS and _is_key(array):
+        if declared.dtype in KEYS and is_key(array):
             dtype, shape = wanted.dtype, shape[: len(given.shape)]
             if str(given.dtype) != declared.dtype:
                 return f"{name} is {given.dtype}, not {declared.dtype}"
@@ -408,63 +482,10 @@ class Program:
         mend = "pass arrays of the expected shapes and dtypes"
         if wide and not jax.config.read("jax_enable_x64"):
             mend = "the program computes in 64 bits: jax.config.update('jax_enable_x64', True)"
-        expected, given = _listed(self.in_avals), _listed(arrays)
+        expected, given = list_avals(self.in_avals), list_avals(arrays)
         return SignatureError(f"{what}\n  expected: ({expected})\n  given:    ({given})", mend=mend)
 
     def __repr__(self) -> str:
         inputs = ", ".join(map(spell_aval, self.in_avals))
         outputs = ", ".join(map(spell_aval, self.out_avals))
         return f"<unlower.Program {self.module.name}: ({inputs}) -> ({outputs})>"
-
-
-def _typeof(array: Any) -> Any:
-    """Shape and dtype as they are, where `jax.typeof` would narrow NumPy's 64-bit types."""
-    return array if isinstance(array, np.ndarray | np.generic) else jax.typeof(array)
-
-
-def _is_key(array: Any) -> bool:
-    return hasattr(array, "dtype") and jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key)
-
-
-def _as_seen(array: Any, dtype: str | None) -> Any:
-    """A result as the original's caller saw it: a PRNG key, or the tangent of an integer."""
-    if dtype in _KEYS:
-        return jax.random.wrap_key_data(array, impl=_KEYS[dtype])
-    return array if dtype is None else np.zeros(np.shape(array), jax.dtypes.float0)
-
-
-def spell_aval(aval: Any) -> str:
-    """Spells shape and dtype, e.g. `float32[2,3]`."""
-    return f"{aval.dtype.name}[{','.join(str(size).replace(' ', '') for size in aval.shape)}]"
-
-
-def _listed(arrays: Sequence[Any]) -> str:
-    spelled = [spell_aval(a) if hasattr(a, "dtype") else type(a).__name__ for a in arrays[:_MOST_SHOWN]]
-    return ", ".join(spelled + [f"and {len(arrays) - _MOST_SHOWN} more"] * (len(arrays) > _MOST_SHOWN))
-
-
-def _tensor(value: Value) -> TensorType:
-    assert isinstance(value.type, TensorType)
-    return value.type
-
-
-def _structs(
-    values: Sequence[Value], declared: Sequence[Input | Output], shown: Sequence[int], prefix: str, scope: Any
-) -> tuple[jax.ShapeDtypeStruct, ...]:
-    structs = []
-    for position in shown:
-        type_ = values[position].type
-        if not isinstance(type_, TensorType):
-            structs.append(jax.ShapeDtypeStruct((0,), np.dtype(bool)))
-            continue
-        shape = type_.shape
-        if None in shape:
-            # Sizes that the file does not spell get names of their own.
-            spelled = [*(declared[position].shape or ()), *[None] * len(shape)]
-            sizes = [
-                str(n if n is not None else f"{prefix}{position}_{i}" if spelled[i] is None else spelled[i])
-                for i, n in enumerate(shape)
-            ]
-            shape = jax.export.symbolic_shape(", ".join(sizes), scope=scope)
-        structs.append(jax.ShapeDtypeStruct(shape, type_.dtype))
-    return tuple(structs)

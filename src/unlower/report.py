@@ -10,10 +10,13 @@ from typing import Any, Literal
 
 __all__ = [
     "Argument",
+    "DerivativeReport",
     "Difference",
     "Entry",
+    "Idiom",
     "Inspection",
     "Loop",
+    "LoopDerivative",
     "Signature",
     "Timings",
     "UnsupportedOp",
@@ -316,6 +319,93 @@ class Verification:
         lines = [f"{self.name}: {self.headline()}", *(f"  note: {note}" for note in self.notes)]
         lines += [f"  {stage.replace('_', ' ')}: {human_seconds(t)}" for stage, t in times.items() if t is not None]
         return "\n".join(lines)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class LoopDerivative:
+    """How a loop is differentiated.
+
+    Attributes:
+      name: its name, for `max_iterations`.
+      place: its function, name scope and source line, as far as the file tells.
+      trip_count: how often it runs, or None where that depends on data.
+      reason: why it is not counted, or the empty string.
+      max_iterations: the caller's bound, or None.
+    """
+
+    name: str
+    place: str
+    trip_count: int | None
+    reason: str
+    max_iterations: int | None
+
+    def __str__(self) -> str:
+        if self.trip_count is not None:
+            how = f"runs {count(self.trip_count, 'time')}, differentiates as a scan"
+        elif self.max_iterations:
+            how = f"{self.reason}; at most {count(self.max_iterations, 'time')}, differentiates as a nest of scans"
+        else:
+            how = f"{self.reason}; forward mode only, until max_iterations bounds it"
+        return f"{self.name}: {how} ({self.place})"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Idiom:
+    """A function that bears the name of a library's or the caller's function, or is written like one.
+
+    Attributes:
+      name: what it may be.
+      function: the function of the module; None where its operations stand in place.
+      calls: how often it is called.
+      proved: whether it computes the same, and so is differentiated as that.
+    """
+
+    name: str
+    function: str | None
+    calls: int
+    proved: bool
+
+    def __str__(self) -> str:
+        where = "written out" if self.function is None else f"@{self.function}"
+        how = "differentiates as the original" if self.proved else "not proved: its operations are differentiated"
+        return f"{self.name}, {where}, {count(self.calls, 'call')}: {how}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class DerivativeReport:
+    """How a program is differentiated, and where that may not be how the original was.
+
+    Attributes:
+      name: the module's name.
+      loops: its loops.
+      idioms: functions that were recognised, or were not.
+      custom_calls: target -> how many, of custom calls that have a rule.
+      without_derivative: operation or custom call -> how many, of those that a derivative cannot pass.
+      lost_rules: name scopes in which the original had a rule of its own (`jax.custom_jvp`, `jax.custom_vjp`).
+      notes: what else there is to know.
+    """
+
+    name: str
+    loops: tuple[LoopDerivative, ...]
+    idioms: tuple[Idiom, ...]
+    custom_calls: Mapping[str, int]
+    without_derivative: Mapping[str, int]
+    lost_rules: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    def to_json(self) -> str:
+        """Returns the record as a JSON object."""
+        return _to_json(self)
+
+    def __str__(self) -> str:
+        refused = sum(not idiom.proved for idiom in self.idioms) + len(self.lost_rules)
+        doubt = f"the gradient may differ in {count(refused, 'place')}" if refused else "nothing is known to be lost"
+        lines = [f"{self.name}: {doubt}", *(f"  note: {note}" for note in self.notes)]
+        lines += _listed("loops", list(map(str, self.loops)))
+        lines += _listed("functions with a derivative of their own", list(map(str, self.idioms)))
+        lines += _listed("custom calls", [f"{n:>7}  {name}" for name, n in self.custom_calls.items()])
+        lines += _listed("without a derivative", [f"{n:>7}  {name}" for name, n in self.without_derivative.items()])
+        return "\n".join(lines + _listed("rules of the original that the file does not hold", self.lost_rules))
 
 
 def human_bytes(size: int) -> str:

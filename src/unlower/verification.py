@@ -11,10 +11,11 @@ import jax
 import numpy as np
 
 from unlower._xla_child import run_original
+from unlower.avals import spell_aval
 from unlower.errors import RuleError, SignatureError
 from unlower.ir.dimensions import parse_dimension
 from unlower.ir.module import Module, walk
-from unlower.program import Program, load, spell_aval
+from unlower.program import Program, load
 from unlower.readers.original import original_stablehlo
 from unlower.report import Difference, Timings, Verification
 

@@ -58,3 +58,17 @@ def test_the_signature_shows_what_is_open():
         program.jaxpr  # noqa: B018
     with pytest.raises(unlower.SignatureError, match="x is float32\\[2,4\\]"):
         program(np.zeros((2, 4), np.float32))
+
+
+def test_loops_that_sizes_count_have_a_reverse_mode():
+    def run(w, xs):
+        return jax.lax.scan(lambda c, x: (jnp.tanh(c @ w + x), c), xs[0], xs)
+
+    (n,) = jax.export.symbolic_shape("n")
+    structs = jax.ShapeDtypeStruct((4, 4), jnp.float32), jax.ShapeDtypeStruct((n, 4), jnp.float32)
+    program = unlower.load(jax.export.export(jax.jit(run))(*structs))
+    w = np.eye(4, dtype=np.float32) / 2
+    for size in (1, 6):
+        xs = np.ones((size, 4), np.float32)
+        got, wanted = (jax.grad(lambda w, f=f, xs=xs: f(w, xs)[0].sum() + f(w, xs)[1].sum())(w) for f in (program, run))
+        np.testing.assert_allclose(got, wanted, rtol=1e-6)

@@ -161,6 +161,70 @@ def test_a_row_that_is_read_after_it_was_written_is_carried():
         np.testing.assert_allclose(b, a, rtol=1e-4, atol=1e-5)
 
 
+def by_gather(w, xs):
+    return lax.fori_loop(0, N, lambda i, a: a.at[i].set(jnp.tanh(jnp.take(a, i, axis=0) @ w)), xs)
+
+
+def by_gathered_columns(w, xs):
+    return lax.fori_loop(0, N, lambda i, a: a.at[:, N - 1 - i].add(jnp.tanh(a[:, N - 1 - i] @ w)), xs.T)
+
+
+@pytest.mark.parametrize("function", [by_gather, by_gathered_columns])
+def test_rows_of_gathers_and_scatters_are_scanned(function):
+    program = unlower.load(jax.jit(function).lower(W, XS))
+    original, values = cost(gradient(function, 2), (W, XS))
+    again, found = cost(gradient(program.flat, 2), (W, XS))
+    # The original keeps the whole array for each row.
+    assert (again[1:] < original[1:] * 0.75).all(), again / original
+    for wanted, value in zip(values, found, strict=True):
+        np.testing.assert_allclose(value, wanted, rtol=1e-5, atol=1e-6)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    step=st.integers(-2, 2),
+    offset=st.integers(-3, 8),
+    kind=st.sampled_from(["set", "add", "multiply", "min", "max"]),
+    count=st.integers(0, 6),
+)
+def test_whatever_is_gathered_and_scattered(step, offset, kind, count):
+    """A scatter drops what lies outside, where a slice would be moved inside."""
+
+    def run(a):
+        def body(i, a):
+            at = step * i + offset
+            row = a.at[at].get(mode="clip", wrap_negative_indices=False)
+            write = a.at[at]
+            return getattr(write, kind)(
+                jnp.sin(row) * 0.7, mode="drop", wrap_negative_indices=False, unique_indices=True
+            )
+
+        return lax.fori_loop(0, count, body, a)
+
+    a = np.linspace(1, 2, 6, dtype=np.float32)
+    program = unlower.load(jax.jit(run).lower(a))
+    got, wanted = jax.jvp(program, (a,), (a,)), jax.jvp(run, (a,), (a,))
+    for x, y in zip(got, wanted, strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-6)
+    np.testing.assert_allclose(jax.grad(lambda x: program(x).sum())(a), jax.grad(lambda x: run(x).sum())(a), rtol=1e-6)
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+def test_starts_beyond_the_greatest_signed_integer(backwards):
+    def body(i, a, w):
+        at = (i - np.uint64(5)) if not backwards else (np.uint64(0) - i)
+        return i + np.uint64(1), lax.dynamic_update_slice_p.bind(a, jnp.sin(lax.slice(a, (0,), (1,))) * w, at), w
+
+    with jax.enable_x64(True):
+        slots = np.uint64(0), np.linspace(1, 2, 6, dtype=np.float32), np.float32(0.7)
+        closed = jax.make_jaxpr(body)(*slots)
+        wanted = slots
+        for _ in range(6):
+            wanted = jax.jit(body)(*wanted)
+        found = run_as_scan(closed, 6, {0: 0}, (), slots)
+    np.testing.assert_allclose(found[1], wanted[1], rtol=1e-6)
+
+
 @settings(max_examples=25, deadline=None)
 @given(
     read=st.tuples(st.integers(-3, 3), st.integers(-4, 8)),

@@ -157,7 +157,105 @@ def test_loop_over_data_is_not_counted():
 
 def test_loop_that_never_ends_is_not_counted():
     program = unlower.load(jax.jit(lambda x: lax.while_loop(lambda s: s[0] < 2, lambda s: s, (0, x))).lower(1.0))
+    assert program.loops[0].reason == "it never ends"
+
+
+def test_loop_without_a_closed_form_is_run_within_a_budget():
+    def looped(x):
+        return lax.while_loop(lambda s: s[0] != 6, lambda s: (s[0] * 3 + 1, x), (1, x))
+
+    program = unlower.load(jax.jit(looped).lower(1.0))
     assert program.loops[0].reason == "it, or the loops before it together, run more than 131072 times"
+
+
+def test_long_loops_are_counted_in_closed_form():
+    def looped(x):
+        def outer(i, c):
+            return lax.fori_loop(0, 1000, lambda j, c: c * 0.999 + j * 1e-6 + i * 1e-9, c)
+
+        return lax.fori_loop(0, 300_000, lambda i, c: c + 1e-6, lax.fori_loop(0, 40, outer, x))
+
+    program = unlower.load(jax.jit(looped).lower(1.0))
+    assert sorted(loop.trip_count for loop in program.loops) == [40, 1000, 300_000]
+    np.testing.assert_allclose(jax.grad(program)(1.0), jax.grad(looped)(1.0), rtol=1e-6)
+    assert program(1.0) == jax.jit(looped)(1.0)
+
+
+@pytest.mark.parametrize(
+    ("start", "stop", "step", "dtype", "count"),
+    [
+        (0, 2**31 - 1, 1, "int32", 2**31 - 1),
+        (0, 2**31 - 1, 7, "int32", 3_374_617_161),  # 7 steps over the end, five times
+        (-(2**31), 2**31 - 2, 2, "int32", 2**31 - 1),
+        (0, 4_000_000_000, 1000, "uint32", 4_000_000),
+    ],
+)
+def test_counts_near_the_end_of_a_type(start, stop, step, dtype, count):
+    def looped(x):
+        return lax.while_loop(
+            lambda s: s[0] < np.asarray(stop, dtype),
+            lambda s: (s[0] + np.asarray(step, dtype), s[1] * 0.5),
+            (np.asarray(start, dtype), x),
+        )
+
+    assert unlower.load(jax.jit(looped).lower(1.0)).loops[0].trip_count == count
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    start=st.integers(-128, 127),
+    bound=st.integers(-128, 127),
+    other=st.integers(-128, 127),
+    steps=st.tuples(st.integers(-9, 9), st.integers(-9, 9)),
+    scale=st.integers(-5, 5),
+    compare=st.tuples(*[st.sampled_from(["lt", "le", "gt", "ge", "eq", "ne"])] * 2),
+    combine=st.sampled_from(["and", "or"]),
+)
+def test_closed_forms_are_what_running_gives(start, bound, other, steps, scale, compare, combine):
+    kind = np.int8
+    relations = {"lt": "LT", "le": "LE", "gt": "GT", "ge": "GE", "eq": "EQ", "ne": "NE"}
+    numpy = {
+        "lt": np.less,
+        "le": np.less_equal,
+        "gt": np.greater,
+        "ge": np.greater_equal,
+        "eq": np.equal,
+        "ne": np.not_equal,
+    }
+    text = f"""
+    func.func public @main(%x: tensor<f32>) -> tensor<f32> {{
+      %a0 = stablehlo.constant dense<{start}> : tensor<i8>
+      %b0 = stablehlo.constant dense<{other}> : tensor<i8>
+      %r:3 = "stablehlo.while"(%a0, %b0, %x) ({{
+        ^bb0(%a: tensor<i8>, %b: tensor<i8>, %y: tensor<f32>):
+          %n = stablehlo.constant dense<{bound}> : tensor<i8>
+          %s = stablehlo.constant dense<{scale}> : tensor<i8>
+          %as = stablehlo.multiply %a, %s : tensor<i8>
+          %p = stablehlo.compare {relations[compare[0]]}, %as, %n, SIGNED : (tensor<i8>, tensor<i8>) -> tensor<i1>
+          %q = stablehlo.compare {relations[compare[1]]}, %a, %b, SIGNED : (tensor<i8>, tensor<i8>) -> tensor<i1>
+          %c = stablehlo.{combine} %p, %q : tensor<i1>
+          stablehlo.return %c : tensor<i1>
+      }}, {{
+        ^bb0(%a: tensor<i8>, %b: tensor<i8>, %y: tensor<f32>):
+          %d = stablehlo.constant dense<{steps[0]}> : tensor<i8>
+          %e = stablehlo.constant dense<{steps[1]}> : tensor<i8>
+          %a1 = stablehlo.add %a, %d : tensor<i8>
+          %b1 = stablehlo.subtract %b, %e : tensor<i8>
+          %z = stablehlo.sine %y : tensor<f32>
+          stablehlo.return %a1, %b1, %z : tensor<i8>, tensor<i8>, tensor<f32>
+      }}) : (tensor<i8>, tensor<i8>, tensor<f32>) -> (tensor<i8>, tensor<i8>, tensor<f32>)
+      return %r#2 : tensor<f32>
+    }}"""
+    (loop,) = unlower.load(text).loops
+    a, b, count = np.array([start], kind), np.array([other], kind), 0
+    holds = {"and": np.logical_and, "or": np.logical_or}[combine]
+    while count <= 70_000:
+        left = numpy[compare[0]](a * np.array([scale], kind), np.array([bound], kind))
+        if not holds(left, numpy[compare[1]](a, b))[0]:
+            break
+        a, b, count = a + np.array([steps[0]], kind), b - np.array([steps[1]], kind), count + 1
+    # Two counters of eight bits repeat themselves after at most 65536 steps.
+    assert loop.trip_count == (count if count <= 70_000 else None)
 
 
 def test_rule_of_the_caller_sees_loops():
@@ -202,3 +300,13 @@ def test_many_endless_loops_cost_no_more_than_one():
 
     program = unlower.load(jax.jit(endless).lower(1.0))
     assert [loop.trip_count for loop in program.loops] == [None] * 50
+
+
+def test_names_and_places():
+    def looped(x):
+        x = lax.while_loop(lambda c: c.sum() < 30, lambda c: c * 2, x)
+        return lax.fori_loop(0, 3, lambda i, c: jnp.sin(c), x)
+
+    first, second = unlower.load(jax.jit(looped).lower(XS[0] + 2)).loops
+    assert (first.name, second.name) == ("main.while_0", "main.while_1")
+    assert first.place.startswith("@main, ") and "test_loops.py:" in first.place

@@ -226,9 +226,7 @@ def _like(x):
 
 
 @settings(max_examples=30, deadline=None)
-@given(
-    st.lists(st.sampled_from(["tanh", "matrix right", "coupling", "slices", "cumsum", "scan"]), min_size=1, max_size=3)
-)
+@given(st.lists(st.sampled_from(["tanh", "matrix right", "coupling", "slices", "cumsum", "scan"]), min_size=1, max_size=3))
 def test_inverse_of_compositions(names):
     def function(x):
         for name in names:
@@ -252,9 +250,7 @@ def test_inverse_of_several_arguments_and_known_ones():
     np.testing.assert_allclose(jax.vmap(inverse(jnp.exp))(jnp.array([1.0, 2.0])), np.log([1, 2]), rtol=1e-6)
 
 
-@pytest.mark.parametrize(
-    "function", [lambda x: x**2, lambda x: x.sum() + 0 * x, jnp.abs, lambda x: x @ W[:, :3] @ W[:3]]
-)
+@pytest.mark.parametrize("function", [lambda x: x**2, lambda x: x.sum() + 0 * x, jnp.abs, lambda x: x @ W[:, :3] @ W[:3]])
 def test_inverse_names_what_is_in_the_way(function):
     with pytest.raises(InverseError, match="where: `\\w+`"):
         inverse(function)(X[0])

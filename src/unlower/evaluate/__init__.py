@@ -9,7 +9,8 @@ Two ways, one rule table:
 """
 
 from unlower.evaluate.direct import evaluate_directly
+from unlower.evaluate.library import check_gradients
 from unlower.evaluate.splice import splice
 from unlower.evaluate.support import check_supported, is_static
 
-__all__ = ["check_supported", "evaluate_directly", "is_static", "splice"]
+__all__ = ["check_gradients", "check_supported", "evaluate_directly", "is_static", "splice"]

@@ -5,7 +5,8 @@ arithmetic on it, the helper functions that do it) is computed on the spot and s
 take shapes as operands (`dynamic_broadcast_in_dim`, `dynamic_reshape`, ...) find concrete ones.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -18,6 +19,8 @@ from unlower.evaluate.support import find_rule
 from unlower.ir.module import CALLS, CONSTANTS, EFFECTFUL, Function, Module, Op, Region, Value, walk
 from unlower.ir.printer import print_place
 from unlower.ops.rule import apply_rule, is_specialized
+from unlower.raising.counters import Counters, is_counter
+from unlower.raising.loops import UNCOUNTED, as_counted
 
 __all__ = ["evaluate_directly"]
 
@@ -74,6 +77,10 @@ class _Evaluator:
     def __init__(self, module: Module, rules: Mapping[str, Callable[..., Any]]):
         self._module, self._rules = module, rules
 
+    @functools.cached_property
+    def _counters(self) -> Counters:
+        return Counters(self._module)
+
     def function(self, function: Function, arguments: Sequence[Any]) -> list[Any]:
         return self.region(function.body, {}, arguments)
 
@@ -104,7 +111,19 @@ class _Evaluator:
         run.__name__ = run.__qualname__ = callee.name
         return jax.jit(run)(*[operands[i] for i in traced])
 
+    def _counted(self, op: Op, operands: Sequence[Any], environment: Mapping[Value, Any]) -> Op:
+        """A loop that sizes count is counted here, where they are known."""
+
+        def known(pairs: Iterable[tuple[Any, Value, Any]]) -> dict[Any, np.ndarray]:
+            return {k: np.asarray(x).reshape(1) for k, value, x in pairs if _is_known(x) and is_counter(value)}
+
+        first = known(zip(range(len(operands)), op.operands, operands, strict=True))
+        count = self._counters.count(op, first, known((value, value, x) for value, x in environment.items()))
+        return op if isinstance(count, str) else as_counted(op, count, first)
+
     def _apply(self, op: Op, operands: Sequence[Any], environment: Mapping[Value, Any]) -> Sequence[Any]:
+        if op.name == UNCOUNTED:
+            op = self._counted(op, operands, environment)
         rule = find_rule(op, self._rules)
         assert rule is not None, op.name
         subprograms: list[Any] = [_RegionProgram(self, region, environment) for region in op.regions]

@@ -6,9 +6,10 @@ lowered once where the two compute the same (`raising.canonical`). Then it is di
 stays what it is. All of this waits until somebody asks for a derivative.
 """
 
+import contextlib
 import functools
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,10 +17,11 @@ import jax.numpy as jnp
 import jax.scipy.special
 from jax import lax
 
-from unlower._jax_compat import NATIVE_ERRORS, mlir_ir
-from unlower.errors import UnlowerError
+from unlower._jax_compat import NATIVE_ERRORS, eval_closed_jaxpr, mlir_ir
+from unlower.errors import SignatureError, UnlowerError
 from unlower.ir.module import Module
 from unlower.ir.types import TensorType
+from unlower.ops.restore import restore
 from unlower.raising.canonical import canonical_form
 from unlower.raising.loop_order import came_through_hlo
 from unlower.raising.normalize import normalize
@@ -28,7 +30,7 @@ from unlower.readers.elision import Elision
 from unlower.readers.hlo_proto import module_from_hlo_proto
 from unlower.readers.mlir_module import module_from_mlir
 
-__all__ = ["LIBRARY", "differentiated_as", "library_name", "with_derivative"]
+__all__ = ["LIBRARY", "check_gradients", "differentiated_as", "library_name", "own_gradient", "with_derivative"]
 
 Function = Callable[..., Any]
 Candidates = Callable[[Sequence[Any]], Iterator[Function]]
@@ -54,6 +56,22 @@ def _along_axes(function: Function, **static: Sequence[Any]) -> Candidates:
     return candidates
 
 
+def _expn(avals: Sequence[Any]) -> Iterator[Function]:
+    """Candidates of an exponential integral, whose order is an argument or the constant 1."""
+    yield jax.scipy.special.exp1 if len(avals) == 1 else jax.scipy.special.expn
+
+
+def _random_gamma(avals: Sequence[Any]) -> Iterator[Function]:
+    """Candidates of what takes the data of one key, and shape parameters."""
+    for implementation in ("threefry2x32", "rbg", "unsafe_rbg"):
+        for sample in (jax.random.gamma, jax.random.loggamma):
+
+            def run(key: Any, a: Any, implementation: str = implementation, sample: Any = sample) -> Any:
+                return sample(jax.random.wrap_key_data(key, impl=implementation), a, a.shape, a.dtype)
+
+            yield run
+
+
 LIBRARY: Mapping[str, Candidates] = {
     **{
         name: _plain(getattr(jax.nn, name))
@@ -76,6 +94,7 @@ LIBRARY: Mapping[str, Candidates] = {
         OUTLINED + name: _plain(function)
         for name, function in {
             "asin": lax.asin,
+            "entr": jax.scipy.special.entr,
             "logaddexp": jnp.logaddexp,
             "logistic": lax.logistic,
             "logit": jax.scipy.special.logit,
@@ -85,12 +104,16 @@ LIBRARY: Mapping[str, Candidates] = {
             "power_of_minus_4": lambda x: lax.integer_pow(x, -4),
         }.items()
     },
+    "_expn": _expn,
+    "_gamma": _random_gamma,
     "_rel_entr": _plain(jax.scipy.special.rel_entr),
     "cumlogsumexp": _along_axes(lax.cumlogsumexp, reverse=(False, True)),
     "cummax": _along_axes(lax.cummax, reverse=(False, True)),
     "cummin": _along_axes(lax.cummin, reverse=(False, True)),
     "cumprod": _along_axes(lax.cumprod, reverse=(False, True)),
     "cumsum": _along_axes(lax.cumsum, reverse=(False, True)),
+    "expn": _expn,
+    "expi": _plain(jax.scipy.special.expi),
     "hypot": _plain(jnp.hypot),
     "lgamma_impl": _plain(lax.lgamma),
     "log_softmax": _along_axes(jax.nn.log_softmax),
@@ -112,7 +135,11 @@ def library_name(name: str) -> str | None:
       >>> library_name("relu_3"), library_name("relu.12"), library_name("log_softmax"), library_name("layer_3")
       ('relu', 'relu', 'log_softmax', None)
     """
-    while name not in LIBRARY:
+    return _named(name, LIBRARY)
+
+
+def _named(name: str, table: Container[str]) -> str | None:
+    while name not in table:
         shorter = _NUMBERED.sub("", name)
         if shorter == name:
             return None
@@ -120,11 +147,38 @@ def library_name(name: str) -> str | None:
     return name
 
 
-def differentiated_as(module: Module, name: str) -> Function | None:
+def own_gradient(name: str, gradients: Mapping[str, Function]) -> Function | None:
+    """What the caller wants differentiated in place of the function `name` of a module, which may have got a number."""
+    found = _named(name, gradients)
+    return None if found is None else gradients[found]
+
+
+def check_gradients(gradients: Mapping[str, Function], module: Module) -> None:
+    """Raises SignatureError where the caller names functions that the module does not have."""
+    if not gradients:
+        return
+    there = {_named(name, gradients) for name in module.functions}
+    if missing := [name for name in gradients if name not in there]:
+        private = [name for name in module.functions if name != module.entry]
+        raise SignatureError(
+            f"gradients names functions that the program does not have: {', '.join(missing)}",
+            mend=f"it has {', '.join(private) or 'none'}; a function under jax.jit keeps its name when it is lowered",
+        )
+
+
+def differentiated_as(module: Module, name: str, gradients: Mapping[str, Function] | None = None) -> Function | None:
     """Finds the library's function that was lowered to the function `name` of a module; None if there is no proof.
+
+    Args:
+      module: where the function is.
+      name: its name there.
+      gradients: the caller's own functions by name, which are looked at first.
 
     Returns:
       a function that takes the same arguments and returns a tuple of the same results, for its derivative.
+
+    Raises:
+      UnlowerError: the caller's own function does not compute the same.
 
     Example:
       >>> import jax, unlower
@@ -132,25 +186,38 @@ def differentiated_as(module: Module, name: str) -> Function | None:
       >>> jax.grad(lambda x: differentiated_as(module, "relu")(x)[0])(0.0)
       Array(0., dtype=float32, weak_type=True)
     """
-    known = library_name(name)
+    known, own = library_name(name), own_gradient(name, gradients or {})
     function = module.functions[name]
     types = [value.type for value in function.body.arguments]
-    if known is None or not all(isinstance(type_, TensorType) and type_.is_static for type_ in types):
+    if not all(isinstance(type_, TensorType) and type_.is_static for type_ in types):
         return None
     wanted = canonical_form(module, name)
-    if wanted is None:
-        return None
     avals = tuple((type_.shape, type_.dtype) for type_ in types if isinstance(type_, TensorType))
-    for variant in _variants(known, avals, came_through_hlo(module)):
+    through_hlo = came_through_hlo(module)
+    variants: list[_Variant] = []
+    if own is not None:
+        variants += _variants_of(_plain(own), avals, through_hlo)
+    if known is not None:
+        variants += _variants(known, avals, through_hlo)
+    for variant in variants:
         # The module may have lost results that nobody read.
-        if variant.form is not None and set(wanted) <= set(variant.form):
-            return functools.partial(_some_results, variant.candidate, tuple(map(variant.form.index, wanted)))
+        if wanted is not None and variant.form is not None and set(wanted) <= set(variant.form):
+            return functools.partial(_some_results, variant, tuple(map(variant.form.index, wanted)))
+    if own is not None:
+        spelled = ", ".join(map(str, types))
+        raise UnlowerError(
+            f"the function that gradients has for @{name} does not compute what it computes",
+            where=f"@{name}({spelled})",
+            mend="give the function that was lowered; it takes these arrays and returns its results, or a tree of them",
+        )
     return None
 
 
-def _some_results(function: Function, kept: tuple[int, ...], *arguments: Any) -> tuple[Any, ...]:
-    results = jax.tree.leaves(function(*arguments))
-    return tuple(results[i] for i in kept)
+@contextlib.contextmanager
+def _as_written(wide: bool) -> Iterator[None]:
+    """The library's own surroundings: some functions take no arrays of 64 bits, others are cut short without them."""
+    with jax.enable_x64(wide), jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
 
 
 class _Variant:
@@ -158,7 +225,7 @@ class _Variant:
 
     def __init__(self, candidate: Function, structs: Sequence[Any], through_hlo: bool, wide: bool):
         self.candidate = candidate
-        self._structs, self._through_hlo, self._wide = structs, through_hlo, wide
+        self._structs, self._through_hlo, self.wide = structs, through_hlo, wide
 
     @functools.cached_property
     def form(self) -> tuple[bytes, ...] | None:
@@ -170,7 +237,7 @@ class _Variant:
         return canonical_form(module, module.entry)
 
     def _lowered(self) -> Module:
-        with jax.enable_x64(self._wide):
+        with _as_written(self.wide):
             # A name of its own keeps JAX from taking it for the function that is there.
             lowered = jax.jit(lambda *arguments: self.candidate(*arguments)).lower(*self._structs)
         if not self._through_hlo:
@@ -181,29 +248,48 @@ class _Variant:
         return normalize(read if isinstance(read, Module) else read.module)
 
 
+def _some_results(variant: _Variant, kept: tuple[int, ...], *arguments: Any) -> tuple[Any, ...]:
+    with _as_written(variant.wide):
+        results = jax.tree.leaves(variant.candidate(*arguments))
+    return tuple(results[i] for i in kept)
+
+
 @functools.lru_cache(maxsize=1024)
 def _variants(name: str, avals: tuple[Any, ...], through_hlo: bool) -> list[_Variant]:
     """What a function of this name and of arguments of these types may have been lowered from, and how."""
+    return _variants_of(LIBRARY[name], avals, through_hlo)
+
+
+def _variants_of(candidates: Candidates, avals: tuple[Any, ...], through_hlo: bool) -> list[_Variant]:
     found = []
     # A scalar that was a Python number has a type of its own, which changes what some functions are lowered to.
     for weak in [False, True] if any(shape == () for shape, _ in avals) else [False]:
         structs = [jax.ShapeDtypeStruct(shape, dtype, weak_type=weak and shape == ()) for shape, dtype in avals]
-        for candidate in LIBRARY[name](structs):
+        for candidate in candidates(structs):
             found += [_Variant(candidate, structs, through_hlo, wide) for wide in (False, True)]
     return found
 
 
-def with_derivative(run: Function, module: Module, name: str) -> Function:
-    """Returns `run`, the function `name` of a module, with the derivative of what it was lowered from, if that is proved."""
-    find = functools.cache(lambda: differentiated_as(module, name))
+def with_derivative(
+    run: Function, closed: Any, module: Module, name: str, gradients: Mapping[str, Function] | None = None
+) -> Function:
+    """Returns `run`, the function `name` of a module, with the derivative of what it was lowered from, if that is proved.
+
+    Args:
+      run: the function.
+      closed: the same as a closed Jaxpr, which is differentiated if nothing is proved.
+      module: where it is.
+      name: its name there.
+      gradients: the caller's own functions by name.
+    """
+    find = functools.cache(lambda: differentiated_as(module, name, gradients))
     with_rule = jax.custom_jvp(run)
 
     @with_rule.defjvp
     def _(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
         candidate = find()
         if candidate is None:
-            return jax.jvp(run, primals, tangents)
-        with jax.enable_x64(True):
-            return jax.jvp(candidate, primals, tangents)
+            return jax.jvp(lambda *xs: tuple(eval_closed_jaxpr(restore(closed), *xs)), primals, tangents)
+        return jax.jvp(candidate, primals, tangents)
 
     return with_rule

@@ -40,7 +40,7 @@ from unlower._jax_compat import (
 from unlower.errors import RuleError, UnlowerError
 from unlower.evaluate.cache import shared_templates
 from unlower.evaluate.keys import Interner
-from unlower.evaluate.library import library_name, with_derivative
+from unlower.evaluate.library import library_name, own_gradient, with_derivative
 from unlower.evaluate.support import find_rule
 from unlower.ir.attributes import DenseElements
 from unlower.ir.module import CALLS, CONSTANTS, CUSTOM_CALLS, Function, Module, Op, Region, Value, walk
@@ -61,12 +61,13 @@ _HOLDS_FUNCTIONS = CUSTOM_CALLS | {"stablehlo.composite"}
 """Operations whose attributes name functions, or whose attributes choose the rule."""
 
 
-def splice(module: Module, rules: Mapping[str, Callable[..., Any]]) -> Any:
+def splice(module: Module, rules: Mapping[str, Callable[..., Any]], gradients: Mapping[str, Callable[..., Any]]) -> Any:
     """Evaluates the entry function of a static module to a closed Jaxpr.
 
     Args:
       module: a checked module in which every size is known and every operation has a rule.
       rules: op name or custom-call target -> rule.
+      gradients: name of a function -> what to differentiate in its place.
 
     Returns:
       a closed Jaxpr that takes and returns the entry's flat arrays.
@@ -74,7 +75,7 @@ def splice(module: Module, rules: Mapping[str, Callable[..., Any]]) -> Any:
     Raises:
       RuleError: a rule failed; the message draws the operation.
     """
-    return _Splicer(outline(module), rules).function(module.entry)
+    return _Splicer(outline(module), rules, gradients).function(module.entry)
 
 
 class _Template:
@@ -105,8 +106,10 @@ class _RegionProgram:
 
 
 class _Splicer:
-    def __init__(self, module: Module, rules: Mapping[str, Callable[..., Any]]):
-        self._module, self._rules = module, rules
+    def __init__(
+        self, module: Module, rules: Mapping[str, Callable[..., Any]], gradients: Mapping[str, Callable[..., Any]]
+    ):
+        self._module, self._rules, self._gradients = module, rules, gradients
         self._constants: dict[Value, DenseElements] = {}
         for function in module.functions.values():
             for op in walk(function.body):
@@ -443,7 +446,8 @@ class _Splicer:
         """Primitive, parameters and effects of the equation that calls a function."""
         closed = self.function(name)
         params = jit_equation_params(closed, len(op.operands), len(op.results), name)
-        if library_name(name) is None or closed.effects:
+        known = library_name(name) is not None or own_gradient(name, self._gradients) is not None
+        if not known or closed.effects:
             return jit_p, params, closed.effects
 
         def run(*arguments: Any) -> tuple[Any, ...]:
@@ -452,7 +456,7 @@ class _Splicer:
 
         structs = [jax.ShapeDtypeStruct(*shape_and_dtype(value)) for value in op.operands]
         with jax.enable_x64(True):
-            traced = jax.make_jaxpr(with_derivative(run, self._module, name))(*structs)
+            traced = jax.make_jaxpr(with_derivative(run, closed, self._module, name, self._gradients))(*structs)
         (equation,) = open_closed_jaxpr(traced).eqns
         return equation.primitive, equation.params, equation.effects
 

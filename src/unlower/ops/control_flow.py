@@ -4,7 +4,7 @@ Loops and choices bind JAX's primitives themselves, with the values that their r
 they lower again to the very operation; `lax.cond` and `lax.switch` would add a comparison or a clamp.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -26,6 +26,7 @@ from unlower._jax_compat import (
 from unlower.ir.attributes import Int, IntArray
 from unlower.ir.module import Op
 from unlower.ir.types import TensorType, element_of_dtype
+from unlower.ops.bounded_loop import forward_only, run_bounded
 from unlower.ops.loop_scan import run_as_scan
 from unlower.ops.reemit import (
     Call,
@@ -39,6 +40,7 @@ from unlower.ops.reemit import (
     transpose_through,
     types_of,
 )
+from unlower.ops.restore import restore
 from unlower.ops.rule import Subprogram, op_rule
 
 __all__: list[str] = []
@@ -48,18 +50,10 @@ __all__: list[str] = []
 def while_(op: Op, *operands: Array, cond: Subprogram, body: Subprogram) -> tuple[Array, ...]:
     """Runs `body` on the carry while `cond` holds.
 
-    Spec: `while`. Forward-mode differentiable only; loops whose iterations are counted are `raised.counted_while`.
+    Spec: `while`. `raising/loops.py` makes `raised.counted_while` and `raised.uncounted_while` of it, which see to derivatives.
     """
-    # The captures are known once the Jaxpr is made.
-    jaxprs = cond.jaxpr(*operands), body.jaxpr(*operands)
-    return _run_while(*jaxprs, len(cond.captures), len(body.captures), *cond.captures, *body.captures, *operands)
-
-
-def _run_while(cond: Any, body: Any, of_cond: int, of_body: int, *values: Any) -> tuple[Any, ...]:
-    found = primitives.while_p.bind(
-        *values, cond_jaxpr=cond, body_jaxpr=body, cond_nconsts=of_cond, body_nconsts=of_body
-    )
-    return tuple(found)
+    loop = _While(cond, body, operands)
+    return loop.run(*loop.inputs)
 
 
 @op_rule("raised.counted_while")
@@ -70,24 +64,111 @@ def counted_while(
 
     Computes with the very `while`, and differentiates as a scan of the body, so it has a reverse mode.
     """
-    jaxprs = cond.jaxpr(*operands), body.jaxpr(*operands)
-    split, count = len(cond.captures), len(body.captures)
-    inputs = (*cond.captures, *body.captures, *operands)
-    if any(jaxpr.effects for jaxpr in jaxprs):
-        # Rules of derivatives hold no effects.
-        return _run_while(*jaxprs, split, count, *inputs)
-    run = jax.custom_jvp(lambda *values: _run_while(*jaxprs, split, count, *values))
 
-    def as_scan(*values: Any) -> tuple[Any, ...]:
-        known = {int(slot): int(start) for slot, start in starts.items()}
-        return run_as_scan(jaxprs[1], int(trip_count), known, values[split : split + count], values[split + count :])
+    def differentiate(loop: _While, values: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
+        # Tables of more iterations would cost more than they save.
+        known = {int(slot): int(start) for slot, start in starts.items()} if trip_count <= _MOST_TABLED else {}
 
-    def differentiate(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
-        moving = [None if isinstance(tangent, SymbolicZero) else tangent for tangent in tangents]
-        return jvp_of_moving(as_scan, primals, moving)
+        def as_scan(*values: Any) -> tuple[Any, ...]:
+            _, of_body, slots = loop.split(values)
+            return run_as_scan(loop.body, int(trip_count), known, of_body, slots)
 
-    run.defjvp(differentiate, symbolic_zeros=True)
-    return tuple(run(*inputs))
+        return jvp_of_moving(as_scan, values, tangents)
+
+    return _run_with_rule(op, operands, cond, body, differentiate)
+
+
+@op_rule("raised.uncounted_while")
+def uncounted_while(
+    op: Op,
+    *operands: Array,
+    cond: Subprogram,
+    body: Subprogram,
+    loop: str,
+    place: str,
+    max_iterations: int,
+) -> tuple[Array, ...]:
+    """Runs `body` on the carry while `cond` holds.
+
+    Computes with the very `while`. Forward mode goes through the loop; reverse mode raises an error that names it, unless
+    `max_iterations` bounds it: then tangents go through a nest of that many steps (`bounded_loop.py`).
+    """
+
+    def differentiate(while_: _While, values: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
+        if not max_iterations:
+            results, out = jvp_of_moving(while_.run, values, tangents)
+            return results, forward_only(loop, place, out)
+
+        def bounded(*values: Any) -> tuple[Any, ...]:
+            of_cond, of_body, slots = while_.split(values)
+            slots, runs_on = run_bounded(
+                while_.cond, restore(while_.body), of_cond, of_body, int(max_iterations), slots
+            )
+            return (*slots, runs_on)
+
+        # The loop itself gives the values, which no bound can change.
+        results, (*out, _) = jvp_of_moving(bounded, values, tangents)
+        return while_.with_rule(*values), tuple(_nan_where(results[-1], tangent) for tangent in out)
+
+    return _run_with_rule(op, operands, cond, body, differentiate)
+
+
+def _nan_where(pred: Array, tangent: Any) -> Any:
+    if tangent.dtype == jax.dtypes.float0:
+        return tangent
+    number = lax.select(pred, np.asarray(np.nan, tangent.dtype), np.asarray(1, tangent.dtype))
+    return lax.mul(tangent, lax.broadcast(number, tangent.shape))
+
+
+_MOST_TABLED = 1 << 22
+"""Loops of more iterations carry their counters."""
+
+
+class _While:
+    """A loop whose inputs are what its condition captures, what its body captures, and its slots."""
+
+    def __init__(self, cond: Subprogram, body: Subprogram, operands: Sequence[Any]):
+        self.cond, self.body = cond.jaxpr(*operands), body.jaxpr(*operands)
+        # The captures are known once the Jaxprs are made.
+        self._of_cond, self._of_body = len(cond.captures), len(body.captures)
+        self.inputs = (*cond.captures, *body.captures, *operands)
+        self.with_rule: Any = self.run
+
+    def split(self, inputs: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any]]:
+        end = self._of_cond + self._of_body
+        return inputs[: self._of_cond], inputs[self._of_cond : end], inputs[end:]
+
+    def run(self, *inputs: Any) -> tuple[Any, ...]:
+        found = primitives.while_p.bind(
+            *inputs,
+            cond_jaxpr=self.cond,
+            body_jaxpr=self.body,
+            cond_nconsts=self._of_cond,
+            body_nconsts=self._of_body,
+        )
+        return tuple(found)
+
+
+def _run_with_rule(
+    op: Op,
+    operands: Sequence[Any],
+    cond: Subprogram,
+    body: Subprogram,
+    differentiate: Callable[[_While, Sequence[Any], Sequence[Any]], tuple[Any, Any]],
+) -> tuple[Any, ...]:
+    loop = _While(cond, body, operands)
+    # Rules of derivatives hold no effects.
+    if not (loop.cond.effects or loop.body.effects) and any(
+        jax.numpy.issubdtype(x.dtype, np.inexact) for x in operands
+    ):
+        loop.with_rule = jax.custom_jvp(loop.run)
+
+        def rule(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
+            moving = [None if isinstance(tangent, SymbolicZero) else tangent for tangent in tangents]
+            return differentiate(loop, primals, moving)
+
+        loop.with_rule.defjvp(rule, symbolic_zeros=True)
+    return tuple(loop.with_rule(*loop.inputs))
 
 
 # --- choices
@@ -128,7 +209,8 @@ def _as_index(pred: Array) -> Array:
 
 def _if_as_case(call: Call, pred: Array, *captured: Any) -> tuple[Any, ...]:
     split = call.captures[0]
-    return _choose(_as_index(pred), call.regions[::-1], (captured[split:], captured[:split]))
+    regions = [restore(region) for region in call.regions]
+    return _choose(_as_index(pred), regions[::-1], (captured[split:], captured[:split]))
 
 
 @jvp_rule("stablehlo.if")

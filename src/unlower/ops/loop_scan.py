@@ -27,11 +27,11 @@ from unlower._jax_compat import (
     open_closed_jaxpr,
     shaped_array,
 )
+from unlower.ops.loop_rows import as_slices
+from unlower.ops.loop_tables import NUMPY, Table
+from unlower.ops.restore import restore
 
 __all__ = ["run_as_scan"]
-
-Table = np.ndarray
-"""The values of an integer scalar, one for each iteration; or one value, for all."""
 
 
 def run_as_scan(
@@ -51,7 +51,7 @@ def run_as_scan(
     """
     if trip_count == 0:
         return tuple(operands)
-    return _Plan(body, trip_count, starts, len(captures)).run(captures, operands)
+    return _Plan(restore(body), trip_count, starts, len(captures)).run(captures, operands)
 
 
 class _Rows(NamedTuple):
@@ -89,6 +89,7 @@ class _Plan:
         self._makers = {v: e for e in self._eqns for v in e.outvars}
         self._tables: dict[Any, Table | None] = {}
         self._known = self._prove(starts)
+        self._canonicalize()
         self._uses: dict[Any, list[Any]] = {}
         for equation in self._eqns:
             for atom in equation.invars:
@@ -159,17 +160,17 @@ class _Plan:
         return {i: table.reshape(-1) for i, table in found.items() if table is not None}
 
     def _table(self, atom: Any) -> Table | None:
-        """The table of an integer scalar; None where it does not follow from the counters."""
+        """The table of an integer of one element; None where it does not follow from the counters."""
         if hasattr(atom, "val"):  # a literal
-            return np.asarray(atom.val, atom.aval.dtype)
-        if not _is_integer_scalar(atom):
+            return np.asarray(atom.val, atom.aval.dtype).reshape(()) if _is_integer(atom) else None
+        if not _is_integer(atom):
             return None
         if atom not in self._tables:
             self._tables[atom] = None
             equation = self._makers.get(atom)
-            rule = None if equation is None else _NUMPY.get(str(equation.primitive))
+            rule = None if equation is None else NUMPY.get(str(equation.primitive))
             if atom in self._consts:
-                self._tables[atom] = np.asarray(self._consts[atom], atom.aval.dtype)
+                self._tables[atom] = np.asarray(self._consts[atom], atom.aval.dtype).reshape(())
             elif equation is not None and rule is not None:
                 inputs = [self._table(a) for a in equation.invars]
                 if all(x is not None for x in inputs):
@@ -178,6 +179,45 @@ class _Plan:
         return self._tables[atom]
 
     # --- rows
+
+    def _canonicalize(self) -> None:
+        """Makes slices of what gathers or scatters one window, and takes what a predicate that never changes chooses."""
+        renamed: dict[Any, Any] = {}
+        equations: list[Any] = []
+        for equation in self._eqns:
+            atoms = [renamed.get(a, a) if type(a) is Var else a for a in equation.invars]
+            equation = equation.replace(invars=atoms)
+            chosen = self._chosen(equation)
+            if chosen is not None:
+                renamed[equation.outvars[0]] = chosen
+                continue
+            parts = as_slices(equation, self._table)
+            if parts is None:
+                equations.append(equation)
+                continue
+            names = dict(zip(parts.invars, atoms, strict=True))
+            names[parts.outvars[0]] = equation.outvars[0]
+            for inner in parts.eqns:
+                made = [names.setdefault(v, Var(v.aval)) for v in inner.outvars]
+                read = [names[a] if type(a) is Var else a for a in inner.invars]
+                equations.append(inner.replace(invars=read, outvars=made))
+        self._eqns = equations
+        self._results = [renamed.get(a, a) if type(a) is Var else a for a in self._results]
+        self._makers = {v: e for e in equations for v in e.outvars}
+
+    def _chosen(self, equation: Any) -> Any:
+        """The operand that a selection takes in every iteration; None where that is not known, or another type."""
+        if str(equation.primitive) != "select_n":
+            return None
+        which = equation.invars[0]
+        maker = self._makers.get(which) if type(which) is Var else None
+        if maker is not None and str(maker.primitive) == "broadcast_in_dim":
+            which = maker.invars[0]
+        table = self._table(which)
+        if table is None or table.size == 0 or (table != table.flat[0]).any():
+            return None
+        chosen = equation.invars[1 + int(table.flat[0])]
+        return chosen if type(chosen) is Var and not _is_integer(chosen) else None
 
     def _rows(self, array: Any, sizes: Sequence[int], starts: Sequence[Any]) -> _Rows | None:
         """The rows that a slice of an array goes through, if it goes through each of them once and in order."""
@@ -189,7 +229,10 @@ class _Plan:
         size, table = sizes[axis], self._table(starts[axis])
         if size == 0 or table is None or shape[axis] != self._count * size:
             return None
-        table = np.clip(np.broadcast_to(table, self._count).astype(np.int64), 0, shape[axis] - size)
+        table = np.broadcast_to(table, self._count)
+        if table.dtype == np.uint64:
+            table = np.minimum(table, np.uint64(shape[axis]))
+        table = np.clip(table.astype(np.int64), 0, shape[axis] - size)
         forwards = np.arange(self._count, dtype=np.int64) * size
         if np.array_equal(table, forwards):
             return _Rows(axis, size, False)
@@ -353,64 +396,18 @@ def _from_rows(array: Array, rows: _Rows, shape: Sequence[int], turned: bool) ->
     return lax.reshape(array, tuple(shape)) if rows.size != 1 else array
 
 
-_ROWS = frozenset(["dynamic_slice", "dynamic_update_slice"])
+_ROWS = frozenset(["dynamic_slice", "dynamic_update_slice", "gather", "scatter"])
 
 
 def _deals_with_rows(closed: Any) -> bool:
     """Whether a function slices by numbers, or returns one."""
     parts = open_closed_jaxpr(closed)
-    if any(_is_integer_scalar(v) for v in parts.outvars):
+    if any(_is_integer(v) for v in parts.outvars):
         return True
     return any(
         str(e.primitive) in _ROWS or (e.primitive is jit_p and _deals_with_rows(e.params["jaxpr"])) for e in parts.eqns
     )
 
 
-def _is_integer_scalar(atom: Any) -> bool:
-    return atom.aval.shape == () and isinstance(atom.aval.dtype, np.dtype) and atom.aval.dtype.char in "?bhilqBHILQ"
-
-
-def _truncated(x: Table, y: Table) -> Table:
-    """Integer division towards zero; by zero it is -1, as XLA has it."""
-    safe = np.where(y == 0, np.ones_like(y), y)
-    quotient = np.floor_divide(x, safe)
-    quotient = quotient + ((quotient * safe != x) & ((x < 0) != (safe < 0)))
-    return np.where(y == 0, -1, quotient)
-
-
-def _remainder(x: Table, y: Table) -> Table:
-    return np.where(y == 0, x, x - _truncated(x, y) * y)
-
-
-def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda params, *inputs: function(*inputs)
-
-
-_NUMPY: Mapping[str, Callable[..., Any]] = {
-    **{name: _plain(getattr(np, name)) for name in ("add", "sign", "abs")},
-    "sub": _plain(np.subtract),
-    "mul": _plain(np.multiply),
-    "max": _plain(np.maximum),
-    "min": _plain(np.minimum),
-    "and": _plain(np.bitwise_and),
-    "or": _plain(np.bitwise_or),
-    "xor": _plain(np.bitwise_xor),
-    "not": _plain(np.invert),
-    "neg": _plain(np.negative),
-    "div": _plain(_truncated),
-    "rem": _plain(_remainder),
-    "eq": _plain(np.equal),
-    "ne": _plain(np.not_equal),
-    "lt": _plain(np.less),
-    "le": _plain(np.less_equal),
-    "gt": _plain(np.greater),
-    "ge": _plain(np.greater_equal),
-    "clamp": _plain(lambda low, x, high: np.minimum(np.maximum(x, low), high)),
-    "select_n": lambda params, which, no, yes: np.where(which, yes, no),
-    "convert_element_type": lambda params, x: x != 0 if params["new_dtype"] == bool else x.astype(params["new_dtype"]),
-    "broadcast_in_dim": lambda params, x: x,
-    "reshape": lambda params, x: x,
-    "squeeze": lambda params, x: x,
-    "copy": lambda params, x: x,
-}
-"""What primitives mean on integer scalars; those of other shapes are not asked."""
+def _is_integer(atom: Any) -> bool:
+    return atom.aval.size == 1 and isinstance(atom.aval.dtype, np.dtype) and atom.aval.dtype.char in "?bhilqBHILQ"

@@ -35,6 +35,7 @@ __all__ = [
     "batch_by_loop",
     "batching_rule",
     "equivalent",
+    "is_differentiable",
     "jvp_of_moving",
     "jvp_rule",
     "materialize_batch",
@@ -163,6 +164,11 @@ def batching_rule(*names: str) -> Callable[[Any], Any]:
 def jvp_rule(*names: str) -> Callable[[Any], Any]:
     """Registers `rule(call, primals, tangents) -> (results, result_tangents)`; None stands for a tangent that is zero."""
     return _jvp_rules.register(*names)
+
+
+def is_differentiable(call: Call) -> bool:
+    """Whether a derivative can pass the operation."""
+    return _jvp_rules.get(call.key) is not None
 
 
 def transpose_rule(*names: str) -> Callable[[Any], Any]:

@@ -43,6 +43,7 @@ REGION_NAMES: Mapping[str, tuple[str, ...]] = {
     "mhlo.scan": ("body",),
     "chlo.scan": ("body",),
     "raised.counted_while": ("cond", "body"),
+    "raised.uncounted_while": ("cond", "body"),
 }
 """Op name -> names of its regions in order; a name with a star takes all that are left, as a tuple."""
 

@@ -15,7 +15,7 @@ from unlower.ir.attributes import DenseElements, ResultAccuracy
 from unlower.ir.module import CALLS, CONSTANTS, CUSTOM_CALLS, EFFECTFUL, Module, Op, Region, Value
 from unlower.ir.printer import format_attribute
 from unlower.ir.types import TensorType
-from unlower.raising.loops import COUNTED
+from unlower.raising.loops import COUNTED, KNOWLEDGE, UNCOUNTED
 
 __all__ = ["canonical_form"]
 
@@ -90,14 +90,14 @@ class _Numbering:
         attributes = tuple(
             (name, _digest(value) if isinstance(value, DenseElements) else format_attribute(value, dialect))
             for name, value in sorted(op.attributes.items())
-            if "." not in name and name not in ("trip_count", "starts") and not _is_default(name, value)
+            if "." not in name and name not in KNOWLEDGE and not _is_default(name, value)
         )
         self._depth += 1
         regions = tuple(self.region(region, numbers, ("inner", self._depth)) for region in op.regions)
         self._depth -= 1
         types = tuple(str(value.type) for value in op.results)
         # What is known of a loop has no bearing on what it computes.
-        name = "stablehlo.while" if op.name == COUNTED else op.name
+        name = "stablehlo.while" if op.name in (COUNTED, UNCOUNTED) else op.name
         number = _digest((name, attributes, tuple(operands), regions, types))
         return [_digest((number, i)) if len(types) > 1 else number for i in range(len(types))]
 

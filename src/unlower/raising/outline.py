@@ -23,6 +23,7 @@ OUTLINED = "unlower."
 Pattern = Any
 """A number, for a constant of that value; the name of an operand; or an operation and the patterns of its operands."""
 
+_NAN = ("compare", "x", "x")
 _X2 = ("multiply", "x", "x")
 PATTERNS: Mapping[str, Pattern] = {
     "logistic": ("divide", 1.0, ("add", 1.0, ("exponential", ("negate", "x")))),
@@ -42,6 +43,12 @@ PATTERNS: Mapping[str, Pattern] = {
         "x",
         ("add", ("maximum", "x", 0.0), ("log_plus_one", ("exponential", ("negate", ("abs", "x"))))),
     ),
+    "entr": (
+        "select",
+        ("compare", "x", 0.0),
+        -np.inf,
+        ("negate", ("func.call", ("or", ("compare", "x", 0.0), _NAN), ("multiply", "x", ("log", "x")), 0.0)),
+    ),
     "logit": ("log", ("divide", "x", ("subtract", 1.0, "x"))),
     "asin": ("atan2", "x", ("sqrt", ("multiply", ("subtract", 1.0, "x"), ("add", 1.0, "x")))),
     "power_of_minus_4": ("divide", 1.0, ("multiply", _X2, _X2)),
@@ -55,7 +62,12 @@ def _names(pattern: Pattern) -> set[str]:
     """The names of the operations in a pattern."""
     if not isinstance(pattern, tuple):
         return set()
-    return {f"stablehlo.{pattern[0]}"}.union(*map(_names, pattern[1:]))
+    return {_full(pattern[0])}.union(*map(_names, pattern[1:]))
+
+
+def _full(name: str) -> str:
+    """The name of an operation, which in a pattern is one of StableHLO unless it says otherwise."""
+    return name if "." in name else f"stablehlo.{name}"
 
 
 _NAMES = {name: _names(pattern) for name, pattern in PATTERNS.items()}
@@ -66,7 +78,7 @@ def outline(module: Module) -> Module:
     roots: dict[str, list[tuple[str, Pattern]]] = {}
     for name, pattern in PATTERNS.items():
         if _NAMES[name] <= module.vocabulary.names:
-            roots.setdefault(f"stablehlo.{pattern[0]}", []).append((name, pattern))
+            roots.setdefault(_full(pattern[0]), []).append((name, pattern))
     if not roots:
         return module
     outliner = _Outliner(module, roots)
@@ -192,7 +204,7 @@ class _Match:
                 return False
         else:
             name, *inner = pattern
-            if op.name != f"stablehlo.{name}" or len(op.operands) != len(inner):
+            if op.name != _full(name) or len(op.operands) != len(inner):
                 return False
             if not self._values(op.operands, inner) and not (
                 name in ("add", "multiply") and self._values(op.operands[::-1], inner)
