@@ -170,7 +170,10 @@ def _same_constant(x: Any, y: Any) -> bool:
     if x is y:
         return True
     if not (hasattr(x, "shape") and hasattr(y, "shape")):  # a scalar, or one that a Jaxpr keeps as a literal
-        return type(x) is type(y) and (x == y or (x != x and y != y))
+        if type(x) is not type(y):
+            return False
+        # 0.0 == -0.0, yet they are two programs: 1 / x tells them apart.
+        return (x == y and str(x) == str(y)) or (x != x and y != y)
     if x.dtype != y.dtype or x.shape != y.shape:
         return False
     try:
