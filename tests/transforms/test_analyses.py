@@ -226,7 +226,9 @@ def _like(x):
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.lists(st.sampled_from(["tanh", "matrix right", "coupling", "slices", "cumsum", "scan"]), min_size=1, max_size=3))
+@given(
+    st.lists(st.sampled_from(["tanh", "matrix right", "coupling", "slices", "cumsum", "scan"]), min_size=1, max_size=3)
+)
 def test_inverse_of_compositions(names):
     def function(x):
         for name in names:
@@ -250,7 +252,9 @@ def test_inverse_of_several_arguments_and_known_ones():
     np.testing.assert_allclose(jax.vmap(inverse(jnp.exp))(jnp.array([1.0, 2.0])), np.log([1, 2]), rtol=1e-6)
 
 
-@pytest.mark.parametrize("function", [lambda x: x**2, lambda x: x.sum() + 0 * x, jnp.abs, lambda x: x @ W[:, :3] @ W[:3]])
+@pytest.mark.parametrize(
+    "function", [lambda x: x**2, lambda x: x.sum() + 0 * x, jnp.abs, lambda x: x @ W[:, :3] @ W[:3]]
+)
 def test_inverse_names_what_is_in_the_way(function):
     with pytest.raises(InverseError, match="where: `\\w+`"):
         inverse(function)(X[0])
@@ -324,3 +328,25 @@ def test_what_does_not_fit_is_refused():
     shaped = lambda x: perform("f", x, like=(jnp.zeros(3), jnp.zeros((), int)))
     out, _ = effect_handler(shaped, {"f": lambda s, x: (s, (jnp.ones(3) * x, jnp.int32(7)))})(ONE, ONE)
     assert out[0].tolist() == [1.0, 1.0, 1.0] and int(out[1]) == 7
+
+
+@pytest.mark.parametrize(
+    "function", [jnp.log, jnp.sqrt, jnp.log1p, lax.rsqrt, jnp.arcsin, jnp.arctanh, lambda x: x % 0.7]
+)
+def test_bounds_of_partial_functions(function):
+    bound = interval(function)(Interval(jnp.float32(-1.0), jnp.float32(0.9)))
+    values = np.asarray(function(jnp.linspace(-1, 0.9, 77)))
+    values = values[~np.isnan(values)]
+    assert (float(bound.lower) <= values).all() and (values <= float(bound.upper)).all()
+
+
+def test_inverse_of_a_scan_that_gives_its_carry():
+    sums = lambda x: lax.scan(lambda c, y: (c + y, c + y), jnp.float32(0), x)[1]
+    np.testing.assert_allclose(inverse(sums)(jnp.array([1.0, 3.0, 6.0])), [1, 2, 3])
+    _, log_det = inverse_and_log_det(lambda x: sums(x * 2))(jnp.array([1.0, 3.0, 6.0]))
+    np.testing.assert_allclose(log_det, -3 * np.log(2), rtol=1e-6)
+
+
+def test_what_is_in_the_way_is_named_inside_calls():
+    with pytest.raises(InverseError, match="where: `integer_pow`, from .*test_analyses"):
+        inverse(jax.jit(jax.jit(lambda x: x**2 + 1)))(ONE)

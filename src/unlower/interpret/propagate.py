@@ -100,6 +100,9 @@ class Propagate:
         run.start(inputs, outputs)
         run.settle()
         for equation in reversed(run.parts.eqns):
+            if equation.primitive.name in _CALLS and run.knows(equation.outvars) and not run.knows(equation.invars):
+                (inner,) = hidden_programs(equation.primitive, equation.params)
+                return self.obstacle(inner, list(map(run.read, equation.invars)), list(map(run.read, equation.outvars)))
             if run.knows(equation.outvars) and not run.knows(equation.invars):
                 source = source_summary(equation.source_info)
                 return f"`{equation.primitive.name}`" + (f", from {source}" if source else "")
@@ -227,42 +230,48 @@ def _complete(*groups: Values) -> bool:
 
 
 def _scan(engine: Propagate, place: Place, ins: Values, outs: Values) -> tuple[Values, Values] | None:
-    """Runs a loop from its end to its start: each iteration gives, of the carry after it, the carry before."""
+    """Runs a loop from its end to its start: each iteration gives, of the carry after it, the carry before.
+
+    Where the start is known and the end is not, it runs forwards, and each iteration gives its inputs.
+    """
     params = dict(place.params)
     body, length = params["jaxpr"], params["length"]
     n_consts, n_carry = scan_groups(params)
     consts, carry, xs = ins[:n_consts], ins[n_consts : n_consts + n_carry], ins[n_consts + n_carry :]
     after, ys = outs[:n_carry], outs[n_carry:]
-    if not _complete(consts, after):
+    if not _complete(consts):
+        return None
+    forwards = _complete(carry)
+    if not forwards and not _complete(after):
         return None
     known_xs, known_ys = [x for x in xs if x is not UNKNOWN], [y for y in ys if y is not UNKNOWN]
     found: list[Any] = []
 
     def step(state: Any, rows: Any) -> Any:
-        after, total = state
+        at, total = state
         row_x, row_y = iter(rows[0]), iter(rows[1])
-        inner_in = [*consts, *[None] * n_carry, *(None if x is UNKNOWN else next(row_x) for x in xs)]
-        inner_out = [*after, *(None if y is UNKNOWN else next(row_y) for y in ys)]
+        free = [None] * n_carry
+        inner_in = [*consts, *(at if forwards else free), *(None if x is UNKNOWN else next(row_x) for x in xs)]
+        inner_out = [*(free if forwards else at), *(None if y is UNKNOWN else next(row_y) for y in ys)]
         solved_in, solved_out, added = engine.solve(body, inner_in, inner_out)
         if not _complete(solved_in, solved_out):
             raise _Stuck
         found[:] = [added is not None]
         total = total if added is None else total + added
-        return (solved_in[n_consts : n_consts + n_carry], total), (
-            solved_in[n_consts + n_carry :],
-            solved_out[n_carry:],
-        )
+        reached = solved_out[:n_carry] if forwards else solved_in[n_consts : n_consts + n_carry]
+        return (reached, total), (solved_in[n_consts + n_carry :], solved_out[n_carry:])
 
+    start, reverse = (carry, params["reverse"]) if forwards else (after, not params["reverse"])
     try:
-        (before, total), (all_xs, all_ys) = lax.scan(
-            step, (list(after), jnp.zeros(())), (known_xs, known_ys), length=length, reverse=not params["reverse"]
+        (reached, total), (all_xs, all_ys) = lax.scan(
+            step, (list(start), jnp.zeros(())), (known_xs, known_ys), length=length, reverse=reverse
         )
     except _Stuck:
         return None
     if found and found[0]:
         place.add(total)
-    del carry
-    return [*consts, *before, *all_xs], [*after, *all_ys]
+    before, behind = (carry, reached) if forwards else (reached, after)
+    return [*consts, *before, *all_xs], [*behind, *all_ys]
 
 
 def _cond(engine: Propagate, place: Place, ins: Values, outs: Values) -> tuple[Values, Values] | None:

@@ -51,8 +51,8 @@ class Interval(Box):
 def interval(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
     """Returns a function of intervals that bounds what `function` makes of anything inside them.
 
-    The bounds are sound, rounding included; how tight they are depends on how often a value occurs: of `x - x` nothing is known
-    but that both are in the same interval.
+    The bounds are sound, rounding included, for all results that are numbers (a NaN lies in no interval). How tight they are
+    depends on how often a value occurs: of `x - x` nothing is known but that both are in the same interval.
 
     Args:
       function: a function of JAX arrays.
@@ -143,8 +143,23 @@ FALLING = {"rsqrt": 4, "erfc": 32, "acos": 16}
 """Primitives of one operand that fall with it."""
 
 
+DOMAIN = {
+    "log": (0.0, math.inf), "log1p": (-1.0, math.inf), "sqrt": (0.0, math.inf), "rsqrt": (0.0, math.inf),
+    "asin": (-1.0, 1.0), "acos": (-1.0, 1.0), "atanh": (-1.0, 1.0), "acosh": (1.0, math.inf), "erf_inv": (-1.0, 1.0),
+}  # fmt: skip
+"""Where a primitive is a number: outside there is nothing to bound, so that ends are moved inside."""
+
+
+def _inside_domain(ctx: Context, value: Any) -> Any:
+    if ctx.primitive.name not in DOMAIN or not isinstance(value, Interval):
+        return value
+    low, high = (jnp.asarray(end, value.lower.dtype) for end in DOMAIN[ctx.primitive.name])
+    return Interval(jnp.clip(value.lower, low, high), jnp.clip(value.upper, low, high))
+
+
 def _keep_order(ulps: float) -> Callable[..., Any]:
     def rule(ctx: Context, *values: Any, **params: Any) -> Any:
+        values = tuple(_inside_domain(ctx, v) for v in values)
         lower, upper = ctx.bind(*(_ends(v)[0] for v in values)), ctx.bind(*(_ends(v)[1] for v in values))
         if ctx.primitive.multiple_results:
             return [Interval(a, b) for a, b in zip(lower, upper, strict=True)]
@@ -167,7 +182,7 @@ def _sort(ctx: Context, *values: Any, **params: Any) -> Any:
 
 def _reverse_order(ulps: float) -> Callable[..., Any]:
     def rule(ctx: Context, value: Any, **params: Any) -> Any:
-        lower, upper = _ends(value)
+        lower, upper = _ends(_inside_domain(ctx, value))
         return _outward(ctx.bind(upper), ctx.bind(lower), ulps)
 
     return rule
@@ -220,6 +235,15 @@ def _divide(ctx: Context, x: Any, y: Any, **params: Any) -> Any:
     crosses = (c <= 0) & (d >= 0)
     inf = jnp.asarray(jnp.inf, lower.dtype)
     return _outward(jnp.where(crosses, -inf, lower), jnp.where(crosses, inf, upper))
+
+
+@_rule("rem")
+def _remainder(ctx: Context, x: Any, y: Any, **params: Any) -> Any:
+    """It has the sign of the dividend, and is no larger than either."""
+    (a, b), (_, largest), (_, divisor) = _ends(x), _absolute_ends(x), _absolute_ends(y)
+    reach = jnp.minimum(largest, divisor)
+    none = jnp.zeros_like(reach)
+    return Interval(jnp.where(a < 0, -reach, none), jnp.where(b > 0, reach, none))
 
 
 @_rule("abs")
