@@ -60,6 +60,9 @@ class Flow:
         self.module = module
         self.called: dict[Any, tuple[str, ...]] = {}
         self.reshaped: dict[str, str] = {}  # the hash of a reshape -> the hash of what was reshaped first
+        # The hash of a broadcast -> hash and shape of what was broadcast first, and where its dimensions have gone, but for
+        # those of size one, which may come and go.
+        self.spread: dict[str, tuple[str, tuple[int, ...], tuple[int, ...]]] = {}
 
     def results(self) -> tuple[str, ...]:
         """One hash for each result of the entry, over `arg0`, `arg1`, ..."""
@@ -94,14 +97,18 @@ class Flow:
         if name in ("stablehlo.convert", "stablehlo.reshape", "stablehlo.broadcast_in_dim") and source == result:
             return operands
         if name == "stablehlo.reshape":
-            # A chain of reshapes is its last one; a broadcast that only adds sizes of one is a reshape.
+            if _long(source.shape) == _long(result.shape):
+                own = self.broadcast(operands[0], source.shape, _moves(source.shape, result.shape), result)
+                self.reshaped.setdefault(own, self.reshaped.get(operands[0], operands[0]))
+                return (own,)
+            # A chain of reshapes is its last one.
             base = self.reshaped.get(operands[0], operands[0])
             own = digest("reshape", base, str(result))
             self.reshaped[own] = base
             return (own,)
         if name == "stablehlo.broadcast_in_dim":
-            dimensions = attribute(op.attributes["broadcast_dimensions"])
-            return (digest("broadcast", operands[0], str(result), dimensions),)
+            moves = dict(enumerate(map(int, op.attributes["broadcast_dimensions"])))
+            return (self.broadcast(operands[0], source.shape, moves, result),)
         attributes = {k: v for k, v in op.attributes.items() if "." not in k and k not in DROPPED}
         if name == "stablehlo.dot":
             name = "stablehlo.dot_general"
@@ -119,6 +126,17 @@ class Flow:
         key = (name, operands, sorted(kept.items()), total, tuple(regions), tuple(map(str, op.types)))
         return tuple(digest(i, *key) for i in range(len(op.results)))
 
+    def broadcast(self, operand: str, shape: tuple[int, ...], moves: dict[int, int], result: Any) -> str:
+        """A chain of broadcasts is one; so is a reshape that only adds and removes sizes of one. `moves`: where dimensions go."""
+        own_places = tuple(place for place, size in enumerate(shape) if size != 1)
+        base, first, places = self.spread.get(operand, (operand, shape, own_places))
+        gone = tuple(moves[place] for place in places)
+        back = result.shape == first and gone == tuple(place for place, size in enumerate(first) if size != 1)
+        own = base if back else digest("broadcast", base, str(result), gone)
+        if not back:
+            self.spread[own] = (base, first, gone)
+        return own
+
     def constant(self, value: DenseElements) -> str:
         element, first, data = str(value.type.element), value.array.reshape(-1)[:1].tobytes(), value.array.tobytes()
         if value.type.shape == ():
@@ -127,6 +145,16 @@ class Flow:
             # One element everywhere is the broadcast of a scalar, however the file spells it.
             return digest("broadcast", digest("scalar", element, first), str(value.type), ())
         return digest("constant", str(value.type), hashlib.blake2b(data).hexdigest())
+
+
+def _long(shape: tuple[int, ...]) -> list[int]:
+    return [size for size in shape if size != 1]
+
+
+def _moves(before: tuple[int, ...], after: tuple[int, ...]) -> dict[int, int]:
+    """Where the dimensions go in a reshape that only adds and removes sizes of one."""
+    places = [[place for place, size in enumerate(shape) if size != 1] for shape in (before, after)]
+    return dict(zip(*places, strict=True))
 
 
 def compare(source: Any, **options: Any) -> tuple[int, int]:

@@ -9,15 +9,15 @@ for the backward pass is the low one.
 import functools
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax import lax
 from jax.interpreters import ad, batching, mlir
 
-from unlower._jax_compat import eval_closed_jaxpr, result_aval, single_result_primitive, zero_tangent
-from unlower._jax_compat_interpret import Tracer, bind_equation, current_trace, jaxpr_parts, typeof
-from unlower.interpret import Box, Interpreter, higher_order
+from unlower._jax_compat import result_aval, single_result_primitive, zero_tangent
+from unlower._jax_compat_interpret import Literal, Tracer, bind_equation, current_trace, jaxpr_parts, typeof
+from unlower.interpret import higher_order
 
 __all__ = ["PRODUCTS", "product", "product_jaxpr", "product_p"]
 
@@ -185,44 +185,58 @@ def _value(operands: Sequence[Any], jaxpr: Any) -> Any:
 ad.primitive_jvps[product_p] = _jvp
 
 
-class _Pair(Box):
+class _Pair(NamedTuple):
     """A low array and what it was cast from, which go through the same rearrangements side by side."""
 
-    def __init__(self, low: Any, wide: Any):
-        self.low, self.wide = low, wide
-
-    @property
-    def aval(self) -> Any:
-        return typeof(self.low)
-
-
-jax.tree_util.register_pytree_node(_Pair, lambda p: ((p.low, p.wide), None), lambda _, leaves: _Pair(*leaves))
+    low: Any
+    wide: Any
 
 
 def _low(value: Any) -> Any:
-    return value.low if isinstance(value, _Pair) else value
+    return value.low if type(value) is _Pair else value
 
 
 def _wide(value: Any) -> Any:
-    return value.wide if isinstance(value, _Pair) else None
+    return value.wide if type(value) is _Pair else None
 
 
 def _rearranged(jaxpr: Any, values: Sequence[Any], dtype: Any) -> Any:
     """Runs a program around one product on arrays and pairs, with a product of ours in its place that gives `dtype`."""
+    parts = jaxpr_parts(jaxpr)
+    env: dict[Any, Any] = dict(zip([*parts.constvars, *parts.invars], [*parts.consts, *values], strict=True))
+    for equation in parts.eqns:
+        operands = [v.val if isinstance(v, Literal) else env[v] for v in equation.invars]
+        run = _product_equation if equation.primitive.name in PRODUCTS else _moving_equation
+        outs = run(equation, operands, dtype)
+        env.update(zip(equation.outvars, outs, strict=True))
+    (out,) = parts.outvars
+    return env[out]
 
-    def default(ctx: Any, *values: Any, **params: Any) -> Any:
-        if not any(isinstance(v, _Pair) for v in values):
-            return ctx.bind(*values)
-        pairs = ctx.bind(*map(_low, values)), ctx.bind(*(v.wide if isinstance(v, _Pair) else v for v in values))
-        return [_Pair(*p) for p in zip(*pairs, strict=True)] if ctx.primitive.multiple_results else _Pair(*pairs)
 
-    def rule(ctx: Any, *values: Any, **params: Any) -> Any:
-        wide = [_wide(v) for v in values[:2]]
-        return product(ctx.primitive, params, list(map(_low, values)), dtype, wide)
+def _product_equation(equation: Any, operands: Sequence[Any], dtype: Any) -> list[Any]:
+    wide = [_wide(x) for x in operands[:2]]
+    return [product(equation.primitive, equation.params, list(map(_low, operands)), dtype, wide)]
 
-    interpreter = Interpreter(dict.fromkeys(PRODUCTS, rule), default=default)
-    (out,) = interpreter.transform(functools.partial(eval_closed_jaxpr, jaxpr))(*values)
-    return out
+
+def _moving_equation(equation: Any, operands: Sequence[Any], dtype: Any) -> list[Any]:
+    """Reshapes, transposes, reversals, pads: a pair goes through twice, once in each dtype."""
+    several = equation.primitive.multiple_results
+    bind = lambda values: bind_equation(equation.primitive, values, equation.params)
+    as_list = lambda out: list(out) if several else [out]
+    lows = as_list(bind(list(map(_low, operands))))
+    if not any(type(x) is _Pair for x in operands):
+        return lows
+    wides = as_list(bind([_as_wide(x, operands) for x in operands]))
+    return [_Pair(low, wide) for low, wide in zip(lows, wides, strict=True)]
+
+
+def _as_wide(value: Any, operands: Sequence[Any]) -> Any:
+    """What stands beside the wide half of a pair: a padding value that comes in the low dtype is converted."""
+    if type(value) is _Pair:
+        return value.wide
+    pair = next(x for x in operands if type(x) is _Pair)
+    same = getattr(value, "dtype", None) == typeof(pair.low).dtype
+    return lax.convert_element_type(value, typeof(pair.wide).dtype) if same else value
 
 
 def _transpose(cotangent: Any, *values: Any, jaxpr: Any, wide: tuple[bool, bool]) -> list[Any]:

@@ -243,7 +243,7 @@ class _Match:
         op = self._makers.get(value)
         if op is None:
             return False
-        return op.name in _VIEWS if isinstance(pattern, float) else op.name == f"stablehlo.{pattern[0]}"
+        return op.name in _VIEWS if isinstance(pattern, float) else op.name == _full(pattern[0])
 
     def _values(self, values: Sequence[Value], patterns: Sequence[Pattern]) -> bool:
         for value, pattern in zip(values, patterns, strict=True):
