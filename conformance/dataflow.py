@@ -101,10 +101,13 @@ class Flow:
                 own = self.broadcast(operands[0], source.shape, _moves(source.shape, result.shape), result)
                 self.reshaped.setdefault(own, self.reshaped.get(operands[0], operands[0]))
                 return (own,)
-            # A chain of reshapes is its last one.
-            base = self.reshaped.get(operands[0], operands[0])
-            own = digest("reshape", base, str(result))
+            # A chain of reshapes is its last one, and that is one without sizes of one, which are put in afterwards.
+            base, long = self.reshaped.get(operands[0], operands[0]), tuple(_long(result.shape))
+            own = digest("reshape", base, long, str(result.element))
             self.reshaped[own] = base
+            if long != result.shape:
+                own = self.broadcast(own, long, _moves(long, result.shape), result)
+                self.reshaped.setdefault(own, base)
             return (own,)
         if name == "stablehlo.broadcast_in_dim":
             moves = dict(enumerate(map(int, op.attributes["broadcast_dimensions"])))
@@ -143,7 +146,7 @@ class Flow:
             return digest("scalar", element, data)
         if value.is_splat or (first and data == first * value.array.size):
             # One element everywhere is the broadcast of a scalar, however the file spells it.
-            return digest("broadcast", digest("scalar", element, first), str(value.type), ())
+            return self.broadcast(digest("scalar", element, first), (), {}, value.type)
         return digest("constant", str(value.type), hashlib.blake2b(data).hexdigest())
 
 
