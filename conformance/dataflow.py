@@ -130,7 +130,7 @@ class Flow:
         return tuple(digest(i, *key) for i in range(len(op.results)))
 
     def broadcast(self, operand: str, shape: tuple[int, ...], moves: dict[int, int], result: Any) -> str:
-        """A chain of broadcasts is one; so is a reshape that only adds and removes sizes of one. `moves`: where dimensions go."""
+        """A chain of broadcasts is one; so is a reshape that adds and removes sizes of one. `moves`: where dimensions go."""
         own_places = tuple(place for place, size in enumerate(shape) if size != 1)
         base, first, places = self.spread.get(operand, (operand, shape, own_places))
         gone = tuple(moves[place] for place in places)

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from adversarial import CASES
 
-from tests.amp.adversarial import CASES
 from unlower import amp
 from unlower.amp.products import PRODUCTS
 from unlower.amp.transform import _product
