@@ -41,7 +41,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _harnesses(every: int) -> Iterator[Any]:
-    from jax._src.internal_test_util import test_harnesses
+    from jax._src.internal_test_util import test_harnesses  # noqa: TID251 - JAX keeps its harnesses there
 
     yield from test_harnesses.all_harnesses[::every]
 
