@@ -358,3 +358,14 @@ def test_coordinates_before_a_sine(error, see):
     x, b, w = normal(64, 3), normal(3, 64, seed=1, scale=30), normal(64, 16, seed=2) / 8
     assert error(amp.autocast(f)(x, b, w), f(x, b, w)) < 1e-2
     assert see(amp.autocast(f), x, b, w).products() == (1, 1)
+
+
+def test_explains_what_only_has_an_effect():
+    def noisy(w, x):
+        hidden = x @ w
+        jax.debug.callback(lambda _: None, jnp.sum(hidden))
+        return hidden @ w
+
+    told = amp.explain(noisy)(jnp.ones((32, 32)), jnp.ones((4, 32)))
+    assert told.low_flops == 1.0
+    assert "debug_callback" in str(told)

@@ -350,3 +350,60 @@ def test_inverse_of_a_scan_that_gives_its_carry():
 def test_what_is_in_the_way_is_named_inside_calls():
     with pytest.raises(InverseError, match="where: `integer_pow`, from .*test_analyses"):
         inverse(jax.jit(jax.jit(lambda x: x**2 + 1)))(ONE)
+
+
+BYTES = jnp.array([-128, -100, -3, 0, 2, 90, 127], jnp.int8)
+WHOLE = {
+    "add": lambda x: x + jnp.int8(100),
+    "subtract": lambda x: x - jnp.int8(100),
+    "multiply": lambda x: x * jnp.int8(3),
+    "negate": lambda x: -x,
+    "absolute": abs,
+    "power": lambda x: x**3,
+    "square": lambda x: x * x,
+    "narrow": lambda x: x.astype(jnp.int16).astype(jnp.int8),
+    "unsigned": lambda x: x.astype(jnp.uint8) - jnp.uint8(3),
+    "divide": lambda x: lax.div(x, jnp.int8(-1)),
+    "divide by what may be zero": lambda x: lax.div(jnp.int8(7), x),
+    "floor divide": lambda x: x // 3,
+    "remainder": lambda x: x % 3,
+    "sum": lambda x: jnp.sum(jnp.stack([x, x, x]), dtype=jnp.int8),
+    "product": lambda x: jnp.stack([x, x]) @ jnp.array([2, 1], jnp.int8),
+    "flip a boolean": lambda x: (x > 0) ^ (x > 50),
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+@pytest.mark.parametrize("width", [1, 40, 200])
+def test_bounds_of_integers_hold_where_they_wrap_around(name, width):
+    """Every byte of every interval, at every width."""
+    function = WHOLE[name]
+    for low in BYTES.tolist():
+        high = min(low + width, 127)
+        bounds = interval(function)(Interval(jnp.int8(low), jnp.int8(high)))
+        found = jax.vmap(function)(jnp.arange(low, high + 1, dtype=jnp.int8))
+        assert bool(jnp.all((bounds.lower <= found) & (found <= bounds.upper))), (low, high, bounds)
+    small = interval(WHOLE["add"])(Interval(jnp.int8(1), jnp.int8(27)))
+    assert (int(small.lower), int(small.upper)) == (101, 127)
+
+
+def test_bounds_without_end_hold_for_the_numbers_inside():
+    reaching = Interval(jnp.zeros(2), jnp.array([jnp.inf, 1.0]))
+    weights = jnp.array([[1.0, -1.0], [0.0, 2.0]])
+    out = interval(lambda x: weights @ x)(reaching)
+    point = weights @ jnp.array([5.0, 0.5])
+    assert bool(jnp.all((out.lower <= point) & (point <= out.upper)))
+
+
+def test_bits_of_integer_intervals_are_refused():
+    with pytest.raises(UnsupportedOpError, match="bits of integers"):
+        interval(lambda x: x & 1)(Interval(jnp.int32(2), jnp.int32(3)))
+
+
+def test_bounds_of_the_largest_elements():
+    values, places = interval(lambda x: lax.top_k(x, 2))(
+        Interval(jnp.array([1.0, 5.0, 3.0]), jnp.array([2.0, 6.0, 9.0]))
+    )
+    assert values.lower.tolist() == [5.0, 3.0]
+    assert values.upper.tolist() == [9.0, 6.0]
+    assert (places.lower.tolist(), places.upper.tolist()) == ([0, 0], [2, 2])

@@ -227,13 +227,13 @@ def _row(node: Node, low: str, times: int, seen: set[Any]) -> Row:
     new = {key: size for key, size in casts.items() if (key, node.low) not in seen}
     seen |= {(key, node.low) for key in new}
     result = next((v for v in node.results if v is not None), None)
-    aval = equation.outvars[0].aval
+    aval = equation.outvars[0].aval if equation.outvars else None  # what only has an effect has no result
     return Row(
         scope="/".join(node.scope),
         name=node.name,
         shape=tuple(getattr(aval, "shape", ())),
         precision=low if node.low else "float32",
-        result=str(aval.dtype) if result is None else low if result.stored_low else "float32",
+        result=str(getattr(aval, "dtype", "")) if result is None else low if result.stored_low else "float32",
         reason=node.reason or ("moves values" if node.kind is Kind.CLEAR else ""),
         casts=len(new),
         cast_bytes=sum(new.values()),

@@ -15,6 +15,7 @@ from jax import lax
 
 from unlower.errors import UnsupportedOpError
 from unlower.interpret import Box, Context, Interpreter, Type
+from unlower.transforms._wrapping import as_real, is_below, is_integer, leaves_range, whole_range_where
 
 __all__ = ["Bounds", "Interval", "interval"]
 
@@ -106,7 +107,15 @@ def _outward(lower: Any, upper: Any, ulps: float = 1.0) -> Interval:
     slack = lambda x: jnp.abs(x) * jnp.asarray(ulps * float(info.eps), x.dtype) + jnp.asarray(float(info.tiny), x.dtype)
     moved = lower - slack(lower), upper + slack(upper)
     # An end that is infinite stays so: its slack is, too, but of the wrong sign for a minimum of +inf.
-    return Interval(jnp.where(jnp.isinf(lower), lower, moved[0]), jnp.where(jnp.isinf(upper), upper, moved[1]))
+    lower, upper = jnp.where(jnp.isinf(lower), lower, moved[0]), jnp.where(jnp.isinf(upper), upper, moved[1])
+    # Infinity less infinity, or zero times it, says nothing of the numbers in between.
+    inf = jnp.asarray(jnp.inf, lower.dtype)
+    return Interval(jnp.where(jnp.isnan(lower), -inf, lower), jnp.where(jnp.isnan(upper), inf, upper))
+
+
+def _unless(wraps: Any, bounds: Interval) -> Interval:
+    """The bounds, or all that the integer dtype holds where arithmetic may wrap around."""
+    return Interval(*whole_range_where(wraps, bounds.lower, bounds.upper))
 
 
 def _rule(*names: str) -> Callable[[Any], Any]:
@@ -127,8 +136,8 @@ def _rule(*names: str) -> Callable[[Any], Any]:
 # --- what keeps order
 
 EXACT = """
-    broadcast_in_dim reshape squeeze expand_dims transpose rev slice concatenate copy copy_p stop_gradient name max min
-    reduce_max reduce_min cummax cummin floor ceil round sign select_and_gather_add reduce_window_max reduce_window_min and or
+    broadcast_in_dim reshape squeeze expand_dims transpose rev slice concatenate copy copy_p stop_gradient name max min stack reduce_precision
+    reduce_max reduce_min cummax cummin floor ceil round sign select_and_gather_add reduce_window_max reduce_window_min
     reduce_and reduce_or clamp sharding_constraint pad tag real imag optimization_barrier split
 """.split()  # noqa: SIM905 - a table of words
 
@@ -163,12 +172,35 @@ def _keep_order(ulps: float) -> Callable[..., Any]:
         lower, upper = ctx.bind(*(_ends(v)[0] for v in values)), ctx.bind(*(_ends(v)[1] for v in values))
         if ctx.primitive.multiple_results:
             return [Interval(a, b) for a, b in zip(lower, upper, strict=True)]
-        return _outward(lower, upper, ulps) if ulps else Interval(lower, upper)
+        bounds = _outward(lower, upper, ulps) if ulps else Interval(lower, upper)
+        if ulps and is_integer(lower):  # a sum, or a conversion
+            ends = [sum(as_real(_ends(v)[side]) for v in values) for side in (0, 1)]
+            return _unless(leaves_range(lower.dtype, *ends), bounds)
+        return bounds
 
     return rule
 
 
 _rule(*EXACT)(_keep_order(0))
+
+
+@_rule("and", "or", "xor")
+def _logical(ctx: Context, x: Any, y: Any, **params: Any) -> Any:
+    """Of booleans: the ends are all that there is. Bits of integers follow no order."""
+    if ctx.in_avals[0].dtype != bool:
+        raise ctx.error(
+            UnsupportedOpError, "bits of integers that are intervals", "mask by arrays known exactly, outside"
+        )
+    return Interval(*_extremes([ctx.bind(a, b) for a in _ends(x) for b in _ends(y)]))
+
+
+@_rule("top_k")
+def _largest(ctx: Context, x: Any, **params: Any) -> Any:
+    (lower, place), (upper, _) = (ctx.bind(end) for end in _ends(x))
+    last = x.lower.shape[params.get("axis", -1)] - 1
+    return [Interval(lower, upper), Interval(jnp.zeros_like(place), jnp.full_like(place, last))]
+
+
 for _name, _ulps in ROUNDED.items():
     _rule(_name)(_keep_order(_ulps))
 
@@ -195,13 +227,20 @@ for _name, _ulps in FALLING.items():
 @_rule("neg", "not")
 def _negate(ctx: Context, value: Any, **params: Any) -> Any:
     lower, upper = _ends(value)
-    return Interval(ctx.bind(upper), ctx.bind(lower))
+    bounds = Interval(ctx.bind(upper), ctx.bind(lower))
+    if ctx.primitive.name == "neg" and is_integer(lower):
+        return _unless(leaves_range(lower.dtype, -as_real(upper), -as_real(lower)), bounds)
+    return bounds
 
 
 @_rule("sub")
 def _subtract(ctx: Context, x: Any, y: Any, **params: Any) -> Any:
     (a, b), (c, d) = _ends(x), _ends(y)
-    return _outward(ctx.bind(a, d), ctx.bind(b, c))
+    bounds = _outward(ctx.bind(a, d), ctx.bind(b, c))
+    if is_integer(bounds.lower):
+        real = as_real(a) - as_real(d), as_real(b) - as_real(c)
+        return _unless(leaves_range(bounds.lower.dtype, *real) | is_below(a, d), bounds)
+    return bounds
 
 
 # --- what has more than one branch
@@ -224,7 +263,11 @@ def _multiply(ctx: Context, x: Any, y: Any, **params: Any) -> Any:
         for a in _ends(x)
         for b in _ends(y)
     ]
-    return _outward(*_extremes(products))
+    bounds = _outward(*_extremes(products))
+    if is_integer(bounds.lower):
+        real = [as_real(a) * as_real(b) for a in _ends(x) for b in _ends(y)]
+        return _unless(leaves_range(bounds.lower.dtype, *real), bounds)
+    return bounds
 
 
 @_rule("div")
@@ -233,6 +276,9 @@ def _divide(ctx: Context, x: Any, y: Any, **params: Any) -> Any:
     quotients = [ctx.bind(a, b) for a in _ends(x) for b in (c, d)]
     lower, upper = _extremes(quotients)
     crosses = (c <= 0) & (d >= 0)
+    if is_integer(lower):
+        least = jnp.iinfo(lower.dtype).min  # by -1 it wraps around
+        return _unless(crosses | ((_ends(x)[0] == least) & (c < 0) & (least < 0)), Interval(lower, upper))
     inf = jnp.asarray(jnp.inf, lower.dtype)
     return _outward(jnp.where(crosses, -inf, lower), jnp.where(crosses, inf, upper))
 
@@ -266,6 +312,9 @@ def _power(ctx: Context, x: Any, *, y: int, **params: Any) -> Any:
     lower, upper = _extremes([lax.integer_pow(a, y), lax.integer_pow(b, y)])
     if y % 2 == 0 and y:
         lower = jnp.where((a <= 0) & (b >= 0), jnp.zeros_like(lower), lower)
+    if is_integer(lower):
+        real = as_real(a) ** y, as_real(b) ** y
+        return _unless(leaves_range(lower.dtype, *real), Interval(lower, upper))
     bounds = _outward(lower, upper, 2 * y)
     return Interval(jnp.maximum(bounds.lower, 0), bounds.upper) if y % 2 == 0 else bounds
 
@@ -343,13 +392,18 @@ def _sum(ctx: Context, x: Any, **params: Any) -> Any:
     terms = (
         max(1, math.prod(a.shape) // max(1, math.prod(lower.shape))) if ctx.primitive.name == "reduce_sum" else a.size
     )
-    return _widened(lower, upper, size, terms)
+    largest = terms * jnp.max(_reach(x), initial=0)
+    return _widened(lower, upper, size, terms, largest)
 
 
-def _widened(lower: Any, upper: Any, size: Any, terms: int) -> Interval:
+def _reach(x: Any) -> Any:
+    return jnp.maximum(*(jnp.abs(as_real(end)) for end in _ends(x)))
+
+
+def _widened(lower: Any, upper: Any, size: Any, terms: int, largest: Any = 0.0) -> Interval:
     """Ends of a sum moved outward by what summing so many terms of this total size may lose."""
     if not jnp.issubdtype(lower.dtype, jnp.floating):
-        return Interval(lower, upper)
+        return _unless(leaves_range(lower.dtype, largest, -largest), Interval(lower, upper))
     slack = size * jnp.asarray((terms + 2) * float(jnp.finfo(lower.dtype).eps), lower.dtype)
     return _outward(lower - slack, upper + slack)
 
@@ -371,7 +425,8 @@ def _product(ctx: Context, x: Any, y: Any, *rest: Any, **params: Any) -> Any:
         lower, upper = times(up(a), c) + times(down(a), d), times(up(a), d) + times(down(a), c)
     size = times(jnp.maximum(jnp.abs(a), jnp.abs(b)), jnp.maximum(jnp.abs(c), jnp.abs(d)))
     terms = _contracted(ctx, a) if ctx.primitive.name == "dot_general" else math.prod(a.shape) + math.prod(c.shape)
-    return _widened(lower, upper, size, 4 * terms)
+    largest = terms * jnp.max(_reach(x), initial=0) * jnp.max(_reach(y), initial=0)
+    return _widened(lower, upper, size, 4 * terms, largest)
 
 
 def _contracted(ctx: Context, lhs: Any) -> int:
@@ -427,7 +482,9 @@ def _update_known_places(ctx: Context, operand: Any, *rest: Any, **params: Any) 
     if ctx.primitive.name != "scatter-add":
         return bounds
     size = ctx.bind(*order(*(jnp.maximum(jnp.abs(a), jnp.abs(b)) for a, b in map(_ends, (operand, update)))))
-    return _widened(bounds.lower, bounds.upper, size, _ends(update)[0].size)
+    terms = _ends(update)[0].size
+    largest = jnp.max(_reach(operand), initial=0) + terms * jnp.max(_reach(update), initial=0)
+    return _widened(bounds.lower, bounds.upper, size, terms, largest)
 
 
 @_rule("argmax", "argmin")
