@@ -27,9 +27,17 @@ def leaves_range(dtype: Any, *estimates: Any) -> Any:
     return found
 
 
-def is_below(lhs: Any, rhs: Any) -> Any:
-    """Whether a difference of unsigned integers is negative: known exactly, whatever their size."""
-    return lhs < rhs if jnp.issubdtype(lhs.dtype, jnp.unsignedinteger) else jnp.zeros((), bool)
+def difference(lhs: Any, rhs: Any) -> Any:
+    """An estimate of `lhs - rhs`: of unsigned integers its sign is exact, whatever their size."""
+    estimate = as_real(lhs) - as_real(rhs)
+    if not jnp.issubdtype(lhs.dtype, jnp.unsignedinteger):
+        return estimate
+    return jnp.where(lhs < rhs, jnp.minimum(estimate, -1), jnp.maximum(estimate, 0))
+
+
+def both_signs(dtype: Any, size: Any) -> tuple[Any, ...]:
+    """The estimates of a sum whose terms have this total size; it is not negative where they are unsigned."""
+    return (size,) if jnp.issubdtype(dtype, jnp.unsignedinteger) else (size, -size)
 
 
 def whole_range_where(wraps: Any, lower: Any, upper: Any) -> tuple[Any, Any]:

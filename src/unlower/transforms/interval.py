@@ -15,7 +15,7 @@ from jax import lax
 
 from unlower.errors import UnsupportedOpError
 from unlower.interpret import Box, Context, Interpreter, Type
-from unlower.transforms._wrapping import as_real, is_below, is_integer, leaves_range, whole_range_where
+from unlower.transforms._wrapping import as_real, both_signs, difference, is_integer, leaves_range, whole_range_where
 
 __all__ = ["Bounds", "Interval", "interval"]
 
@@ -113,9 +113,11 @@ def _outward(lower: Any, upper: Any, ulps: float = 1.0) -> Interval:
     return Interval(jnp.where(jnp.isnan(lower), -inf, lower), jnp.where(jnp.isnan(upper), inf, upper))
 
 
-def _unless(wraps: Any, bounds: Interval) -> Interval:
-    """The bounds, or all that the integer dtype holds where arithmetic may wrap around."""
-    return Interval(*whole_range_where(wraps, bounds.lower, bounds.upper))
+def _wrapping(bounds: Interval, estimates: Callable[[], Any]) -> Interval:
+    """The bounds of arithmetic, given what its results would be if integers did not wrap around."""
+    if not is_integer(bounds.lower):
+        return bounds
+    return Interval(*whole_range_where(leaves_range(bounds.lower.dtype, *estimates()), *_ends(bounds)))
 
 
 def _rule(*names: str) -> Callable[[Any], Any]:
@@ -136,9 +138,9 @@ def _rule(*names: str) -> Callable[[Any], Any]:
 # --- what keeps order
 
 EXACT = """
-    broadcast_in_dim reshape squeeze expand_dims transpose rev slice concatenate copy copy_p stop_gradient name max min stack reduce_precision
+    broadcast_in_dim reshape squeeze expand_dims transpose rev slice concatenate stack copy copy_p stop_gradient name max min
     reduce_max reduce_min cummax cummin floor ceil round sign select_and_gather_add reduce_window_max reduce_window_min
-    reduce_and reduce_or clamp sharding_constraint pad tag real imag optimization_barrier split
+    reduce_and reduce_or clamp sharding_constraint pad tag real imag optimization_barrier split reduce_precision
 """.split()  # noqa: SIM905 - a table of words
 
 ROUNDED = {
@@ -172,11 +174,10 @@ def _keep_order(ulps: float) -> Callable[..., Any]:
         lower, upper = ctx.bind(*(_ends(v)[0] for v in values)), ctx.bind(*(_ends(v)[1] for v in values))
         if ctx.primitive.multiple_results:
             return [Interval(a, b) for a, b in zip(lower, upper, strict=True)]
-        bounds = _outward(lower, upper, ulps) if ulps else Interval(lower, upper)
-        if ulps and is_integer(lower):  # a sum, or a conversion
-            ends = [sum(as_real(_ends(v)[side]) for v in values) for side in (0, 1)]
-            return _unless(leaves_range(lower.dtype, *ends), bounds)
-        return bounds
+        if not ulps:
+            return Interval(lower, upper)
+        sums = lambda: [sum(as_real(_ends(v)[side]) for v in values) for side in (0, 1)]  # of one, if it is converted
+        return _wrapping(_outward(lower, upper, ulps), sums)
 
     return rule
 
@@ -228,19 +229,13 @@ for _name, _ulps in FALLING.items():
 def _negate(ctx: Context, value: Any, **params: Any) -> Any:
     lower, upper = _ends(value)
     bounds = Interval(ctx.bind(upper), ctx.bind(lower))
-    if ctx.primitive.name == "neg" and is_integer(lower):
-        return _unless(leaves_range(lower.dtype, -as_real(upper), -as_real(lower)), bounds)
-    return bounds
+    return _wrapping(bounds, lambda: (-as_real(upper), -as_real(lower))) if ctx.primitive.name == "neg" else bounds
 
 
 @_rule("sub")
 def _subtract(ctx: Context, x: Any, y: Any, **params: Any) -> Any:
     (a, b), (c, d) = _ends(x), _ends(y)
-    bounds = _outward(ctx.bind(a, d), ctx.bind(b, c))
-    if is_integer(bounds.lower):
-        real = as_real(a) - as_real(d), as_real(b) - as_real(c)
-        return _unless(leaves_range(bounds.lower.dtype, *real) | is_below(a, d), bounds)
-    return bounds
+    return _wrapping(_outward(ctx.bind(a, d), ctx.bind(b, c)), lambda: (difference(a, d), difference(b, c)))
 
 
 # --- what has more than one branch
@@ -263,11 +258,8 @@ def _multiply(ctx: Context, x: Any, y: Any, **params: Any) -> Any:
         for a in _ends(x)
         for b in _ends(y)
     ]
-    bounds = _outward(*_extremes(products))
-    if is_integer(bounds.lower):
-        real = [as_real(a) * as_real(b) for a in _ends(x) for b in _ends(y)]
-        return _unless(leaves_range(bounds.lower.dtype, *real), bounds)
-    return bounds
+    reals = lambda: [as_real(a) * as_real(b) for a in _ends(x) for b in _ends(y)]
+    return _wrapping(_outward(*_extremes(products)), reals)
 
 
 @_rule("div")
@@ -278,25 +270,24 @@ def _divide(ctx: Context, x: Any, y: Any, **params: Any) -> Any:
     crosses = (c <= 0) & (d >= 0)
     if is_integer(lower):
         least = jnp.iinfo(lower.dtype).min  # by -1 it wraps around
-        return _unless(crosses | ((_ends(x)[0] == least) & (c < 0) & (least < 0)), Interval(lower, upper))
+        return Interval(*whole_range_where(crosses | ((_ends(x)[0] == least) & (c < 0) & (least < 0)), lower, upper))
     inf = jnp.asarray(jnp.inf, lower.dtype)
     return _outward(jnp.where(crosses, -inf, lower), jnp.where(crosses, inf, upper))
 
 
 @_rule("rem")
 def _remainder(ctx: Context, x: Any, y: Any, **params: Any) -> Any:
-    """It has the sign of the dividend, and is no larger than either."""
-    (a, b), (_, largest), (_, divisor) = _ends(x), _absolute_ends(x), _absolute_ends(y)
-    reach = jnp.minimum(largest, divisor)
+    """It has the sign of the dividend, and is no larger than either; of integers, by zero it is the dividend."""
+    (a, b), (_, largest), (c, divisor) = _ends(x), _absolute_ends(x), _absolute_ends(y)
+    reach = jnp.where(c <= 0, largest, jnp.minimum(largest, divisor))
     none = jnp.zeros_like(reach)
-    return Interval(jnp.where(a < 0, -reach, none), jnp.where(b > 0, reach, none))
+    bounds = Interval(jnp.where(a < 0, -reach, none), jnp.where(b > 0, reach, none))
+    return _wrapping(bounds, lambda: [jnp.where(c <= 0, -as_real(a), 0)])
 
 
 @_rule("abs")
 def _absolute(ctx: Context, x: Any, **params: Any) -> Any:
-    a, b = _ends(x)
-    lower, upper = _extremes([ctx.bind(a), ctx.bind(b)])
-    return Interval(jnp.where((a <= 0) & (b >= 0), jnp.zeros_like(lower), lower), upper)
+    return Interval(*_absolute_ends(x))
 
 
 @_rule("square")
@@ -313,8 +304,7 @@ def _power(ctx: Context, x: Any, *, y: int, **params: Any) -> Any:
     if y % 2 == 0 and y:
         lower = jnp.where((a <= 0) & (b >= 0), jnp.zeros_like(lower), lower)
     if is_integer(lower):
-        real = as_real(a) ** y, as_real(b) ** y
-        return _unless(leaves_range(lower.dtype, *real), Interval(lower, upper))
+        return _wrapping(Interval(lower, upper), lambda: (as_real(a) ** y, as_real(b) ** y))
     bounds = _outward(lower, upper, 2 * y)
     return Interval(jnp.maximum(bounds.lower, 0), bounds.upper) if y % 2 == 0 else bounds
 
@@ -379,7 +369,8 @@ def _cosh(ctx: Context, x: Any, **params: Any) -> Any:
 def _absolute_ends(x: Any) -> tuple[Any, Any]:
     a, b = _ends(x)
     lower, upper = _extremes([jnp.abs(a), jnp.abs(b)])
-    return jnp.where((a <= 0) & (b >= 0), jnp.zeros_like(lower), lower), upper
+    bounds = Interval(jnp.where((a <= 0) & (b >= 0), jnp.zeros_like(lower), lower), upper)
+    return _ends(_wrapping(bounds, lambda: [-as_real(a)]) if jnp.issubdtype(a.dtype, jnp.signedinteger) else bounds)
 
 
 # --- sums and products of many terms
@@ -403,7 +394,7 @@ def _reach(x: Any) -> Any:
 def _widened(lower: Any, upper: Any, size: Any, terms: int, largest: Any = 0.0) -> Interval:
     """Ends of a sum moved outward by what summing so many terms of this total size may lose."""
     if not jnp.issubdtype(lower.dtype, jnp.floating):
-        return _unless(leaves_range(lower.dtype, largest, -largest), Interval(lower, upper))
+        return _wrapping(Interval(lower, upper), lambda: both_signs(lower.dtype, largest))
     slack = size * jnp.asarray((terms + 2) * float(jnp.finfo(lower.dtype).eps), lower.dtype)
     return _outward(lower - slack, upper + slack)
 
