@@ -109,8 +109,7 @@ def _outward(lower: Any, upper: Any, ulps: float = 1.0) -> Interval:
     # An end that is infinite stays so: its slack is, too, but of the wrong sign for a minimum of +inf.
     lower, upper = jnp.where(jnp.isinf(lower), lower, moved[0]), jnp.where(jnp.isinf(upper), upper, moved[1])
     # Infinity less infinity, or zero times it, says nothing of the numbers in between.
-    inf = jnp.asarray(jnp.inf, lower.dtype)
-    return Interval(jnp.where(jnp.isnan(lower), -inf, lower), jnp.where(jnp.isnan(upper), inf, upper))
+    return Interval(jnp.where(jnp.isnan(lower), -jnp.inf, lower), jnp.where(jnp.isnan(upper), jnp.inf, upper))
 
 
 def _wrapping(bounds: Interval, estimates: Callable[[], Any]) -> Interval:
@@ -320,9 +319,8 @@ def _real_power(ctx: Context, x: Any, y: Any, **params: Any) -> Any:
     a, b = _ends(x)
     lower, upper = _extremes([ctx.bind(base, e) for base in (a, b) for e in _ends(y)])
     unknown = a < 0  # then it is a number for whole exponents only
-    inf = jnp.asarray(jnp.inf, lower.dtype)
     bounds = _outward(lower, upper, 64)
-    return Interval(jnp.where(unknown, -inf, bounds.lower), jnp.where(unknown, inf, bounds.upper))
+    return Interval(jnp.where(unknown, -jnp.inf, bounds.lower), jnp.where(unknown, jnp.inf, bounds.upper))
 
 
 def _wave(peak: float) -> Callable[..., Any]:
@@ -356,8 +354,7 @@ def _tangent(ctx: Context, x: Any, **params: Any) -> Any:
     turns = lambda v: jnp.floor(v / math.pi + 0.5)
     jumps = turns(b + slack) > turns(a - slack)
     bounds = _outward(ctx.bind(a), ctx.bind(b), 16)
-    inf = jnp.asarray(jnp.inf, a.dtype)
-    return Interval(jnp.where(jumps, -inf, bounds.lower), jnp.where(jumps, inf, bounds.upper))
+    return Interval(jnp.where(jumps, -jnp.inf, bounds.lower), jnp.where(jumps, jnp.inf, bounds.upper))
 
 
 @_rule("cosh")
