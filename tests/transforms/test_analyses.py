@@ -410,3 +410,26 @@ def test_bounds_of_the_largest_elements():
     assert values.lower.tolist() == [5.0, 3.0]
     assert values.upper.tolist() == [9.0, 6.0]
     assert (places.lower.tolist(), places.upper.tolist()) == ([0, 0], [2, 2])
+
+
+def test_no_state_is_lost_where_none_can_go():
+    """What cannot hold a state says so, and so does what would ask for it too early."""
+    mesh = jax.make_mesh((1,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec = jax.sharding.PartitionSpec("d")
+    sharded = jax.shard_map(lambda x: perform("count", x), mesh=mesh, in_specs=spec, out_specs=spec)
+    solved = lambda b: lax.custom_linear_solve(lambda x: 2 * x, b, lambda _, b: perform("count", b), symmetric=True)
+    for function, place in ((sharded, "shard_map"), (solved, "custom_linear_solve")):
+        with pytest.raises(UnhandledHigherOrderError, match=f"no state can be threaded through, in {place}"):
+            effect_handler(function, COUNT)(0.0, jnp.ones(2))
+    performs = lambda x: perform("count", x)
+    with pytest.raises(EffectError, match=r"jax.vmap\(effect_handler"):
+        effect_handler(jax.vmap(performs), COUNT)(0.0, jnp.ones(2))
+    with pytest.raises(EffectError, match=r"jax.grad\(effect_handler"):
+        effect_handler(jax.grad(performs), COUNT)(0.0, ONE)
+    out, state = jax.vmap(effect_handler(performs, COUNT), in_axes=(None, 0))(0.0, jnp.ones(2))
+    assert out.shape == state.shape == (2,)
+
+
+def test_a_composite_that_performs_is_inlined():
+    out, state = effect_handler(lax.composite(lambda x: perform("count", x), "my.count"), COUNT)(0.0, ONE)
+    assert (float(out), float(state)) == (1.0, 1.0)

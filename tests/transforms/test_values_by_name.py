@@ -192,3 +192,88 @@ def test_the_transforms_are_lawful():
     }
     for transform in transforms.values():
         check_identity(transform, modes=["eager", "jit"]).check()
+
+
+def test_find_nonfinite_in_every_iteration_of_a_while():
+    count = lambda x: lax.while_loop(lambda c: c[0] < 6, lambda c: (c[0] + 1, jnp.sqrt(2 - c[1]) * 0 + c[1] + 1), (0, x))
+    found = find_nonfinite(count)(ONE)
+    assert (found.path, found.iteration, float(found.inputs[0])) == ("while.body/sqrt", (2,), -1.0)
+    # The condition's last evaluation ends the loop, after as many iterations as there were.
+    found = find_nonfinite(lambda x: lax.while_loop(lambda c: jnp.sqrt(2 - c) >= 0, lambda c: c + 1, x))(ONE)
+    assert (found.path, found.iteration) == ("while.cond/sqrt", (2,))
+    assert find_nonfinite(lambda x: lax.while_loop(lambda c: c < 3, lambda c: c + 1, x))(ONE) is None
+
+
+def test_find_nonfinite_in_loops_within_loops():
+    def body(carry, row):
+        i, c = carry
+        c = lax.fori_loop(0, row.astype(int), lambda j, c: c + 1 / (c - 2), c)
+        return (i + 1, c), c
+
+    # From 0: -0.5, -0.9; then c is set to 2 by the row that follows, whose first step divides by zero.
+    f = lambda xs: lax.scan(lambda c, row: body((0, row[1]), row[0]), (0, ONE), xs)[1]
+    xs = jnp.array([[2.0, 0.0], [0.0, 2.0], [3.0, 2.0]])
+    found = find_nonfinite(f)(xs)
+    assert found.iteration == (2, 0) and found.path.endswith("div") and float(found.inputs[1]) == 0.0
+    outer = lambda x: lax.while_loop(
+        lambda c: c[0] < 4, lambda c: (c[0] + 1, lax.map(lambda v: jnp.log(v - c[0]), x).sum()), (0, ONE)
+    )
+    found = find_nonfinite(outer)(jnp.array([5.0, 2.0, 1.0, 3.0]))
+    assert found.iteration == (1, 2) and found.path == "while.body/scan/log" and found.output == -np.inf
+
+
+def test_find_nonfinite_goes_by_the_order_of_execution():
+    two = jax.jit(lambda x, y: (lax.map(jnp.log, x), lax.map(jnp.sqrt, y)))
+    found = find_nonfinite(two)(jnp.ones(8).at[5].set(0), jnp.full(8, -1.0))
+    assert found.path.endswith("scan/log") and found.iteration == (5,)
+    inner_first = lambda x: lax.map(lambda row: (lax.map(jnp.log, row), jnp.sqrt(row[0] - 2)), x)
+    found = find_nonfinite(inner_first)(jnp.zeros((3, 2)))
+    assert found.path == "scan/scan/log" and found.iteration == (0, 0)
+
+
+def test_find_nonfinite_changes_nothing():
+    check_identity(lambda f: lambda *a, **k: (find_nonfinite(f)(*a, **k), f(*a, **k))[1], modes=["eager"]).check()
+
+
+@jax.custom_vjp
+def seven(x):
+    return x * 2
+
+
+seven.defvjp(lambda x: (x * 2, None), lambda _, g: (g * 7,))
+
+
+def test_functions_keep_their_own_derivatives():
+    f = lambda x: seven(x) + tag("y", x * x)
+    assert float(jax.grad(plant(f, {"y": 1.0}))(ONE)) == 7.0
+    for transform in (harvest, name_intermediates):
+        assert float(jax.grad(lambda x, t=transform: t(f)(x)[0])(ONE)) == float(jax.grad(f)(ONE)) == 9.0
+
+
+def test_plant_is_the_inverse_of_harvest_in_loops_within_loops():
+    inner = lambda c: lax.scan(lambda d, _: (tag("h", d * 2), None), c, None, length=3)[0]
+    f = lambda x: lax.scan(lambda c, _: (inner(c), c), x, None, length=2)
+    out, log = harvest(f)(ONE)
+    assert log["h"].shape == (2, 3)
+    for run in (plant(f, log), jax.jit(plant(f, log))):
+        assert float(run(5 * ONE)[0]) == float(out[0]) == 64.0
+
+
+def test_the_mapped_axis_of_a_tagged_value_comes_first():
+    f = jax.vmap(lambda x: tag("y", x * 2), in_axes=1, out_axes=1)
+    x = jnp.arange(6.0).reshape(2, 3)
+    out, log = harvest(f)(x)
+    np.testing.assert_array_equal(out, x * 2)
+    np.testing.assert_array_equal(log["y"], x.T * 2)
+    np.testing.assert_array_equal(plant(f, log)(0 * x), x * 2)
+
+
+def test_kinds_of_higher_derivatives():
+    f = lambda x: tag("y", x**3) ** 2  # x**6
+    second, log = harvest(jax.grad(jax.grad(f)), kind="cotangent.cotangent")(2 * ONE)
+    assert float(second) == 30 * 2.0**4
+    np.testing.assert_allclose(log["y"], 3 * 2.0**2)  # the derivative of f' by what f' multiplies dy/dx by
+    back = lambda c: jax.linear_transpose(lambda x: tag("y", x * 2), ONE)(c)[0]
+    assert float(harvest(back, kind="cotangent")(ONE)[1]["y"]) == 1.0
+    forth = lambda x: jax.linear_transpose(back, ONE)(x)[0]
+    assert float(harvest(forth, kind="tangent")(3 * ONE)[1]["y"]) == 6.0

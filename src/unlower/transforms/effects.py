@@ -11,11 +11,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.interpreters import batching, mlir
+from jax.interpreters import ad, batching, mlir
 
 from unlower._jax_compat import eval_closed_jaxpr, new_primitive
 from unlower._jax_compat_interpret import close_jaxpr, jaxpr_parts, scan_groups
-from unlower.errors import UnlowerError
+from unlower.errors import UnhandledHigherOrderError, UnlowerError
 from unlower.interpret import Interpreter, walk
 
 __all__ = ["EffectError", "effect_handler", "perform", "perform_p"]
@@ -40,7 +40,22 @@ def _unhandled(*operands: Any, name: Any, **params: Any) -> Any:
 
 perform_p.def_impl(_unhandled)
 mlir.register_lowering(perform_p, lambda ctx, *operands, **params: _unhandled(**params))
-batching.primitive_batchers[perform_p] = lambda values, dims, **params: _unhandled(**params)
+
+
+def _too_early(transform: str) -> Callable[..., Any]:
+    """A state has no meaning for one row of a batch, nor a derivative, before it is known what the operation does."""
+
+    def refuse(*operands: Any, name: Any, **params: Any) -> Any:
+        raise EffectError(
+            f"{name!r} is performed under jax.{transform}, with its handler outside of that, or nowhere",
+            mend=f"handle it inside: jax.{transform}(effect_handler(f, ...))",
+        )
+
+    return refuse
+
+
+batching.primitive_batchers[perform_p] = _too_early("vmap")
+ad.primitive_jvps[perform_p] = _too_early("grad")
 
 
 def perform(name: Any, *operands: Any, like: Any = None) -> Any:
@@ -53,7 +68,7 @@ def perform(name: Any, *operands: Any, like: Any = None) -> Any:
         default.
 
     Raises:
-      EffectError: there is no such handler: when the function is run, or compiled.
+      EffectError: there is no such handler: when the function is run, or compiled; or it is outside of `vmap` or `grad`.
     """
     arrays = list(map(jnp.asarray, operands))
     shapes, tree = jax.tree.flatten(arrays[0] if like is None else like)
@@ -96,13 +111,17 @@ def effect_handler(
     return run
 
 
+CALLS = ("jit", "pjit", "remat2", "checkpoint", "remat", "closed_call", "core_call", "call", "eval_jaxpr", "composite")
+"""Primitives that run one program once. Those that are neither `jit` nor `checkpoint` are inlined if there is an effect inside."""
+
+
 class _Thread:
     """One walk through a program with the state at hand."""
 
     def __init__(self, handlers: Mapping[Any, Any], state: Any):
         self.handlers, self.state = handlers, state
         rules = {"scan": self.scan, "while": self.while_loop, "cond": self.cond}
-        calls = dict.fromkeys(["jit", "pjit", "remat2", "checkpoint", "remat", "closed_call"], self.call)
+        calls = dict.fromkeys(CALLS, self.call)
         derivatives = dict.fromkeys(["custom_jvp_call", "custom_vjp_call"], self.derivative)
         self.interpreter = Interpreter({perform_p: self.perform, **rules, **calls, **derivatives})
 
@@ -113,6 +132,12 @@ class _Thread:
     def perform(self, ctx: Any, *operands: Any, name: Any, avals: Any) -> Any:
         if name not in self.handlers:
             return ctx.bind(*operands)
+        if not ctx.path.startswith(perform_p.name):  # in a program that was staged without the state
+            raise ctx.error(
+                UnhandledHigherOrderError,
+                f"{name!r} is performed where no state can be threaded through, in {ctx.path.rpartition('/')[0]}",
+                "give the primitive around it a rule that takes it apart, or move the operation outside",
+            )
         state, out = self.handlers[name](self.state, *operands)
         state = jax.tree.map(jnp.asarray, state)
         if _types(state) != _types(self.state):

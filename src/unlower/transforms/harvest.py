@@ -25,12 +25,20 @@ class PlantError(UnlowerError, ValueError):
 
 
 tag_p = single_result_primitive("tag")
-"""The identity. Parameters: `name`, and `kind`: `"value"`, `"tangent"` or `"cotangent"`, or these in a row."""
+"""The identity. Parameters: `name`, and `kind`: `"value"`, `"tangent"` or `"cotangent"`, or a row such as `"cotangent.tangent"`
+where a derivative is differentiated."""
 
 tag_p.def_impl(lambda x, **params: x)
 tag_p.def_abstract_eval(lambda x, **params: x)
 mlir.register_lowering(tag_p, lambda ctx, x, **params: [x])
-batching.primitive_batchers[tag_p] = lambda values, dims, **params: (tag_p.bind(*values, **params), dims[0])
+
+
+def _batch(values: Sequence[Any], dims: Sequence[int], **params: Any) -> tuple[Any, int]:
+    # The mapped axis comes first, wherever the operations before have left it: so it does for who takes values out or puts them in.
+    return tag_p.bind(jnp.moveaxis(values[0], dims[0], 0), **params), 0
+
+
+batching.primitive_batchers[tag_p] = _batch
 
 
 def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, name: Any, kind: str) -> tuple[Any, Any]:
@@ -45,7 +53,11 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, name: Any, kind: st
 def _transpose(cotangent: Any, x: Any, *, name: Any, kind: str) -> list[Any]:
     if type(cotangent) is ad.Zero:
         return [cotangent]
-    return [tag_p.bind(cotangent, name=name, kind=f"{kind}."[: -len("tangent.")] + "cotangent")]
+    head, dot, last = kind.rpartition(".")
+    return [tag_p.bind(cotangent, name=name, kind=head + dot + _TRANSPOSED[last])]
+
+
+_TRANSPOSED = {"value": "cotangent", "tangent": "cotangent", "cotangent": "tangent"}
 
 
 ad.primitive_jvps[tag_p] = _jvp
@@ -88,7 +100,7 @@ def harvest(
     Returns:
       a function of the same arguments that returns `(results, log)`. A `Log` is a mapping from names to values; those of a
       `scan` are stacked, those of a branch not taken are zero with `log.present[name]` False, those of a `while` are the last
-      iteration's.
+      iteration's; of a function under `vmap` inside, the mapped axis comes first.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -118,8 +130,8 @@ def plant(
 
     Args:
       function: calls `tag`, at whatever depth.
-      values: name -> array. Inside a `scan` one value is put in at each iteration, or, if it has one axis more, of the length
-        of the loop, a row at each.
+      values: name -> array. Inside a `scan` one value is put in at each iteration, or, if it has more axes than the tagged value
+        and the first is of the length of the loop, a row at each: so what `harvest` took out fits, of nested loops too.
       kind: which of value, tangent and cotangent to replace; see `harvest`.
       options: as `Interpreter.transform` takes them.
 
@@ -155,7 +167,7 @@ class _Planter:
         self.met: set[Any] = outer.met if outer else set()
 
     def interpreter(self) -> Interpreter:
-        return Interpreter({tag_p: self.tag, "scan": self.scan}, custom_rules="drop")
+        return Interpreter({tag_p: self.tag, "scan": self.scan}, custom_rules="auto")
 
     def tag(self, ctx: Any, x: Any, *, name: Any, kind: str) -> Any:
         if kind == self.kind:
@@ -178,7 +190,7 @@ class _Planter:
             for visit in walk(jaxpr)
             if visit.equation.primitive is tag_p and visit.equation.params["kind"] == self.kind
         }
-        rows = {n: v for n, v in self.values.items() if n in shapes and v.shape == (length, *shapes[n])}
+        rows = {n: v for n, v in self.values.items() if n in shapes and _has_rows(v.shape, length, shapes[n])}
         if not rows:
             return ctx.default(*operands)
         n_consts, n_carry = scan_groups(ctx.params)
@@ -193,3 +205,8 @@ class _Planter:
         carry, ys = lax.scan(body, list(carry), (list(xs), rows), length=length, reverse=reverse, unroll=unroll)
         assert len(carry) + len(ys) == len(jaxpr_parts(jaxpr).outvars)
         return [*carry, *ys]
+
+
+def _has_rows(shape: tuple[int, ...], length: int, tagged: tuple[int, ...]) -> bool:
+    """Whether a value has a row for each iteration: of the tagged shape, or of rows for the loops further in."""
+    return len(shape) > len(tagged) and shape[0] == length and shape[len(shape) - len(tagged) :] == tagged

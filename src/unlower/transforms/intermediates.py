@@ -42,7 +42,7 @@ def name_intermediates(
                 ctx.emit(name, value)
         return out
 
-    return Interpreter(default=default, custom_rules="drop").transform(function, with_log=True, **options)
+    return Interpreter(default=default, custom_rules="auto").transform(function, with_log=True, **options)
 
 
 def is_float(value: Any) -> bool:

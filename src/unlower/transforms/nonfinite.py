@@ -1,13 +1,20 @@
-"""`find_nonfinite`: where the first NaN or infinity comes from."""
+"""`find_nonfinite`: where the first NaN or infinity comes from.
 
-from collections.abc import Callable
+Two runs: the first finds which equation is to blame, and in which iterations of the loops around it; the second takes out what
+that equation was given. Every array is computed as it would be without them.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
+from unlower._jax_compat import eval_closed_jaxpr
 from unlower.interpret import Interpreter
 from unlower.transforms.intermediates import is_float
 
@@ -21,7 +28,7 @@ class NonFinite:
     Attributes:
       path: where it stands, such as `scan/log`.
       source: the user's line, or the empty string.
-      iteration: of the loops around it, outermost first; empty outside loops.
+      iteration: of the loops around it, outermost first; empty outside loops. A `shard_map` counts its shards likewise.
       inputs: what it was given.
       output: what it made of that.
     """
@@ -42,8 +49,8 @@ class NonFinite:
 def find_nonfinite(function: Callable[..., Any], **options: Any) -> Callable[..., NonFinite | None]:
     """Returns a function that runs `function` and tells which equation made the first value that is not finite.
 
-    An equation is to blame if what it makes is not finite and what it was given is. Of a loop the first iteration counts, of a
-    `while` only the last one.
+    An equation is to blame if what it makes is not finite and what it was given is. The first is meant in the order of
+    execution: an earlier iteration of a loop comes before a later one, whatever stands first in its body.
 
     Args:
       function: a function of JAX arrays.
@@ -58,29 +65,34 @@ def find_nonfinite(function: Callable[..., Any], **options: Any) -> Callable[...
       >>> found.path, found.inputs[0].tolist()
       ('log', [2.0, 0.0])
     """
-    sources: dict[str, str] = {}
-
-    def flags(ctx: Any, *values: Any, **params: Any) -> Any:
-        out = ctx.bind(*values)
-        leaves = [
-            x for x in (out if ctx.primitive.multiple_results else [out]) if isinstance(x, jax.Array) and is_float(x)
-        ]
-        if leaves:
-            blame = ~_finite(leaves) & _finite([v for v in values if isinstance(v, jax.Array) and is_float(v)])
-            sources[ctx.path] = ctx.source
-            ctx.emit(ctx.path, blame)
-        return out
 
     def run(*args: Any, **kwargs: Any) -> NonFinite | None:
-        mark = Interpreter(default=flags, custom_rules="drop").transform(function, with_log=True, **options)
-        _, log = mark(*args, **kwargs)
-        found = _first({path: np.asarray(flag) for path, flag in log.items()})
+        sources: dict[str, str] = {}
+
+        def blame(ctx: Any, path: str, values: Any, results: Any) -> Iterable[tuple[Any, Any]]:
+            made = [x for x in results if isinstance(x, jax.Array) and is_float(x)]
+            if made:
+                sources[path] = ctx.source
+                guilty = ~_finite(made) & _finite([v for v in values if isinstance(v, jax.Array) and is_float(v)])
+                # Iterations of the `while`s around it will be added at the end of the last axis, which is empty here.
+                yield path, (guilty, jnp.expand_dims(guilty, -1)[..., :0].astype(jnp.int32))
+
+        _, log = _Probe(blame, _first_iteration).apply(function, options)(*args, **kwargs)
+        found = _first({path: (np.asarray(guilty), np.asarray(at)) for path, (guilty, at) in log.items()})
         if found is None:
             return None
-        path, iteration = found
-        inputs, output = _at(function, path, options, args, kwargs)
-        taken = lambda x: np.asarray(x)[iteration]
-        return NonFinite(path, sources[path], iteration, tuple(map(taken, inputs)), taken(output))
+        path, index, loops = found
+
+        def take(ctx: Any, here: str, values: Any, results: Any) -> Iterable[tuple[Any, Any]]:
+            if here == path:
+                yield "found", (list(values), next(x for x in results if is_float(x)))
+
+        def of_that_iteration(old: Any, new: Any, iteration: Any, loop: str) -> Any:
+            return jax.tree.map(lambda a, b: lax.select(iteration == loops[loop], b, a), old, new)
+
+        _, log = _Probe(take, of_that_iteration).apply(function, options)(*args, **kwargs)
+        inputs, output = jax.tree.map(lambda x: np.asarray(x)[index], log["found"])
+        return NonFinite(path, sources[path], tuple(loops.values()), tuple(inputs), output)
 
     return run
 
@@ -92,32 +104,104 @@ def _finite(values: Any) -> Any:
     return finite
 
 
-def _first(flags: dict[str, np.ndarray]) -> tuple[str, tuple[int, ...]] | None:
-    """The first path to blame: equations of one outermost loop are compared by iteration, and then by place."""
-    best: tuple[tuple[int, ...], int, str] | None = None
-    group = None
-    for place, (path, flag) in enumerate(flags.items()):
-        outermost = path.split("/")[0] if flag.ndim else path
-        if best is not None and outermost != group:
-            break
-        if flag.any():
-            index = tuple(int(i) for i in np.argwhere(flag)[0])
-            if best is None or (index, place) < best[:2]:
-                best, group = (index, place, path), outermost
-    return None if best is None else (best[2], best[0])
+@dataclass(frozen=True)
+class _Probe:
+    """Looks at every equation, those in every iteration of a `while` included.
 
+    Attributes:
+      look: context, path, operands and results -> names and values to emit.
+      merge: what is kept of one name in a `while`: what is kept so far, what an iteration gives, its number, path of the loop.
+      prefix: the path of the program around.
+    """
 
-def _at(function: Callable[..., Any], path: str, options: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """Operands and result of one equation, stacked over the loops around it."""
+    look: Callable[[Any, str, Any, Any], Iterable[tuple[Any, Any]]]
+    merge: Callable[[Any, Any, Any, str], Any]
+    prefix: str = ""
 
-    def take(ctx: Any, *values: Any, **params: Any) -> Any:
+    def apply(self, function: Callable[..., Any], options: Mapping[str, Any]) -> Callable[..., Any]:
+        rules = {"while": self.while_loop}
+        interpreter = Interpreter(rules, default=self.equation, custom_rules="drop")
+        return interpreter.transform(function, with_log=True, **options)
+
+    def equation(self, ctx: Any, *values: Any, **params: Any) -> Any:
         out = ctx.bind(*values)
-        if ctx.path == path:
-            results = out if ctx.primitive.multiple_results else [out]
-            ctx.emit("found", (list(values), next(x for x in results if is_float(x))))
+        for name, value in self.look(ctx, self.prefix + ctx.path, values, out if ctx.primitive.multiple_results else [out]):
+            ctx.emit(name, value)
         return out
 
-    _, log = Interpreter(default=take, custom_rules="drop").transform(function, with_log=True, **options)(
-        *args, **kwargs
-    )
-    return log["found"]
+    def while_loop(
+        self, ctx: Any, *values: Any, cond_jaxpr: Any, body_jaxpr: Any, cond_nconsts: int, body_nconsts: int
+    ) -> Any:
+        """Carries what is found along. The condition is looked at before each iteration, and after the last."""
+        loop = self.prefix + ctx.path
+        cond_consts, rest = values[:cond_nconsts], values[cond_nconsts:]
+        body_consts, init = rest[:body_nconsts], list(rest[body_nconsts:])
+
+        def probed(jaxpr: Any, name: str, consts: Any) -> Callable[..., Any]:
+            inner = _Probe(self.look, self.merge, f"{loop}.{name}/")
+            return lambda carry: inner.apply(lambda *v: eval_closed_jaxpr(jaxpr, *v), {})(*consts, *carry)
+
+        check, body = probed(cond_jaxpr, "cond", cond_consts), probed(body_jaxpr, "body", body_consts)
+
+        def merged(found: Any, log: Any, iteration: Any) -> Any:
+            return found | {name: self.merge(found[name], value, iteration, loop) for name, value in log.items()}
+
+        def step(carried: Any) -> Any:
+            iteration, carry, found = carried
+            found = merged(found, check(carry)[1], iteration)
+            carry, log = body(carry)
+            return iteration + 1, list(carry), merged(found, log, iteration)
+
+        def go_on(carried: Any) -> Any:
+            return eval_closed_jaxpr(cond_jaxpr, *cond_consts, *carried[1])[0]
+
+        logs = jax.eval_shape(lambda: {**check(init)[1], **body(init)[1]})
+        nothing = {name: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), value) for name, value in logs.items()}
+        empty = {name: self.merge(value, value, jnp.int32(0), loop) for name, value in nothing.items()}
+        iteration, carry, found = lax.while_loop(go_on, step, (jnp.int32(0), init, empty))
+        for name, value in merged(found, check(carry)[1], iteration).items():
+            ctx.emit(name, value)
+        return carry
+
+
+def _first_iteration(old: Any, new: Any, iteration: Any, loop: str) -> Any:
+    """Of a flag and its iterations, the first that is set; the loop's own iteration comes before those of the loops inside."""
+    (was, when), (guilty, inner) = old, new
+    now = jnp.concatenate([jnp.broadcast_to(iteration, (*guilty.shape, 1)), inner], axis=-1)
+    if when.shape != now.shape:
+        return guilty, now
+    return was | guilty, jnp.where(jnp.expand_dims(was, -1), when, now)
+
+
+def _first(
+    flags: Mapping[str, tuple[np.ndarray, np.ndarray]],
+) -> tuple[str, tuple[int, ...], dict[str, int]] | None:
+    """The first equation to blame: its path, its place in the stacked values, and path of each loop around -> iteration."""
+    ranks: dict[str, int] = {}
+    best = None
+    for path, (guilty, at) in flags.items():
+        for end in [*(m.start() for m in re.finditer("[/.]", path)), len(path)]:
+            ranks.setdefault(path[:end], len(ranks))
+        for place in np.argwhere(guilty):
+            index = tuple(map(int, place))
+            loops = _loops(path, index, at[index])
+            order = []
+            for end in [*(m.start() for m in re.finditer("[/.]", path)), len(path)]:
+                order += [ranks[path[:end]], *([loops[path[:end]]] if path[:end] in loops else [])]
+            if best is None or order < best[0]:
+                best = order, path, index, loops
+    return best[1:] if best else None
+
+
+def _loops(path: str, index: tuple[int, ...], at: np.ndarray) -> dict[str, int]:
+    """Path of each loop around an equation -> iteration, outermost first."""
+    stacked, counted = iter(index), iter(map(int, at))
+    names = list(re.finditer(r"(?:^|(?<=/))(?:(scan|shard_map)(?::\d+)?(?=/)|while(?::\d+)?(?=\.))", path))
+    scans = sum(m.group(1) is not None for m in names)
+    loops = {}
+    for m in names:
+        if m.group(1) == "shard_map" and scans > len(index):  # all shards agree
+            scans -= 1
+        else:
+            loops[path[: m.end()]] = next(stacked if m.group(1) else counted)
+    return loops
