@@ -195,7 +195,9 @@ def test_the_transforms_are_lawful():
 
 
 def test_find_nonfinite_in_every_iteration_of_a_while():
-    count = lambda x: lax.while_loop(lambda c: c[0] < 6, lambda c: (c[0] + 1, jnp.sqrt(2 - c[1]) * 0 + c[1] + 1), (0, x))
+    count = lambda x: lax.while_loop(
+        lambda c: c[0] < 6, lambda c: (c[0] + 1, jnp.sqrt(2 - c[1]) * 0 + c[1] + 1), (0, x)
+    )
     found = find_nonfinite(count)(ONE)
     assert (found.path, found.iteration, float(found.inputs[0])) == ("while.body/sqrt", (2,), -1.0)
     # The condition's last evaluation ends the loop, after as many iterations as there were.
@@ -205,13 +207,12 @@ def test_find_nonfinite_in_every_iteration_of_a_while():
 
 
 def test_find_nonfinite_in_loops_within_loops():
-    def body(carry, row):
-        i, c = carry
-        c = lax.fori_loop(0, row.astype(int), lambda j, c: c + 1 / (c - 2), c)
-        return (i + 1, c), c
+    def steps(row):
+        count, start = row
+        return lax.fori_loop(0, count.astype(int), lambda _, c: c + 1 / (c - 2), start)
 
-    # From 0: -0.5, -0.9; then c is set to 2 by the row that follows, whose first step divides by zero.
-    f = lambda xs: lax.scan(lambda c, row: body((0, row[1]), row[0]), (0, ONE), xs)[1]
+    f = lambda rows: lax.map(steps, rows)
+    # The second row starts from 2, where 1 / (c - 2) is infinite, but takes no step.
     xs = jnp.array([[2.0, 0.0], [0.0, 2.0], [3.0, 2.0]])
     found = find_nonfinite(f)(xs)
     assert found.iteration == (2, 0) and found.path.endswith("div") and float(found.inputs[1]) == 0.0

@@ -112,7 +112,7 @@ def effect_handler(
 
 
 CALLS = ("jit", "pjit", "remat2", "checkpoint", "remat", "closed_call", "core_call", "call", "eval_jaxpr", "composite")
-"""Primitives that run one program once. Those that are neither `jit` nor `checkpoint` are inlined if there is an effect inside."""
+"""Primitives that run one program once. If it performs something, those that are neither `jit` nor `checkpoint` are inlined."""
 
 
 class _Thread:

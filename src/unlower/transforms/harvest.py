@@ -34,7 +34,7 @@ mlir.register_lowering(tag_p, lambda ctx, x, **params: [x])
 
 
 def _batch(values: Sequence[Any], dims: Sequence[int], **params: Any) -> tuple[Any, int]:
-    # The mapped axis comes first, wherever the operations before have left it: so it does for who takes values out or puts them in.
+    # Wherever the operations before have left the mapped axis: who takes values out, or puts them in, finds it first.
     return tag_p.bind(jnp.moveaxis(values[0], dims[0], 0), **params), 0
 
 
@@ -130,8 +130,8 @@ def plant(
 
     Args:
       function: calls `tag`, at whatever depth.
-      values: name -> array. Inside a `scan` one value is put in at each iteration, or, if it has more axes than the tagged value
-        and the first is of the length of the loop, a row at each: so what `harvest` took out fits, of nested loops too.
+      values: name -> array. Inside a `scan` one value is put in at each iteration; or a row at each, if it has more axes than
+        the tagged value, and the first is of the length of the loop. So what `harvest` took out fits, of nested loops too.
       kind: which of value, tangent and cotangent to replace; see `harvest`.
       options: as `Interpreter.transform` takes them.
 

@@ -125,7 +125,9 @@ class _Probe:
 
     def equation(self, ctx: Any, *values: Any, **params: Any) -> Any:
         out = ctx.bind(*values)
-        for name, value in self.look(ctx, self.prefix + ctx.path, values, out if ctx.primitive.multiple_results else [out]):
+        for name, value in self.look(
+            ctx, self.prefix + ctx.path, values, out if ctx.primitive.multiple_results else [out]
+        ):
             ctx.emit(name, value)
         return out
 
