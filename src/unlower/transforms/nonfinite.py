@@ -74,11 +74,11 @@ def find_nonfinite(function: Callable[..., Any], **options: Any) -> Callable[...
             if made:
                 sources[path] = ctx.source
                 guilty = ~_finite(made) & _finite([v for v in values if isinstance(v, jax.Array) and is_float(v)])
-                # Iterations of the `while`s around it will be added at the end of the last axis, which is empty here.
-                yield path, (guilty, jnp.expand_dims(guilty, -1)[..., :0].astype(jnp.int32))
+                # The last axis holds the flag, and will hold the iterations of the `while`s around it.
+                yield path, jnp.expand_dims(guilty, -1).astype(jnp.int32)
 
         _, log = _Probe(blame, _first_iteration).apply(function, options)(*args, **kwargs)
-        found = _first({path: (np.asarray(guilty), np.asarray(at)) for path, (guilty, at) in log.items()})
+        found = _first({path: np.asarray(marks) for path, marks in log.items()})
         if found is None:
             return None
         path, index, loops = found
@@ -168,25 +168,22 @@ class _Probe:
 
 def _first_iteration(old: Any, new: Any, iteration: Any, loop: str) -> Any:
     """Of a flag and its iterations, the first that is set; the loop's own iteration comes before those of the loops inside."""
-    (was, when), (guilty, inner) = old, new
-    now = jnp.concatenate([jnp.broadcast_to(iteration, (*guilty.shape, 1)), inner], axis=-1)
-    if when.shape != now.shape:
-        return guilty, now
-    return was | guilty, jnp.where(jnp.expand_dims(was, -1), when, now)
+    now = jnp.concatenate([new[..., :1], jnp.broadcast_to(iteration, (*new.shape[:-1], 1)), new[..., 1:]], axis=-1)
+    return jnp.where(old[..., :1] > 0, old, now) if old.shape == now.shape else now
 
 
 def _first(
-    flags: Mapping[str, tuple[np.ndarray, np.ndarray]],
+    marks: Mapping[str, np.ndarray],
 ) -> tuple[str, tuple[int, ...], dict[str, int]] | None:
     """The first equation to blame: its path, its place in the stacked values, and path of each loop around -> iteration."""
     ranks: dict[str, int] = {}
     best = None
-    for path, (guilty, at) in flags.items():
+    for path, marked in marks.items():
         for end in [*(m.start() for m in re.finditer("[/.]", path)), len(path)]:
             ranks.setdefault(path[:end], len(ranks))
-        for place in np.argwhere(guilty):
+        for place in np.argwhere(marked[..., 0]):
             index = tuple(map(int, place))
-            loops = _loops(path, index, at[index])
+            loops = _loops(path, index, marked[index][1:])
             order = []
             for end in [*(m.start() for m in re.finditer("[/.]", path)), len(path)]:
                 order += [ranks[path[:end]], *([loops[path[:end]]] if path[:end] in loops else [])]
