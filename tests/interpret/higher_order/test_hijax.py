@@ -8,7 +8,6 @@ import textwrap
 import jax
 import pytest
 
-
 FLAGS = [name for name in ("jax_custom_jvp3", "jax_custom_vjp3", "jax_remat3") if hasattr(jax.config, name)]
 
 
