@@ -383,6 +383,13 @@ def new_equation(equation: Any, invars: Sequence[Any], outvars: Sequence[Any], *
     return equation.replace(invars=list(invars), outvars=list(outvars), **changes)
 
 
+def first_equation(invars: Sequence[Any], outvars: Sequence[Any], primitive: Any, params: dict[str, Any]) -> Any:
+    """An equation without effects where there is no other whose place it could share."""
+    return core.new_jaxpr_eqn(
+        list(invars), list(outvars), primitive, params, core.no_effects, source_info_util.current()
+    )
+
+
 def drop_outputs(jaxpr: Any, count: int) -> Any:
     """The Jaxpr without its last outputs."""
     inner = _inner(jaxpr)

@@ -181,6 +181,22 @@ def test_output_dtype():
     assert [o.dtype for o in out] == [jnp.bfloat16] * 2
 
 
+@pytest.mark.parametrize("kind", ["jit", "vmap", "scan", "checkpoint"])
+def test_a_branch_that_does_nothing(kind):
+    """Its result takes the dtype of the other branch's, with no equation beside it."""
+
+    def program(x, w):
+        return lax.cond(x[0, 0] > 0, lambda x, w: x @ w, lambda x, w: x, x @ w, w)
+
+    out = jax.jit(amp.autocast(wrap(kind, program)))(X, W)
+    np.testing.assert_allclose(out, wrap(kind, program)(X, W), atol=0.1)
+
+
+def test_a_function_that_does_nothing():
+    assert amp.autocast(lambda x: x, "p=f32,c=bf16,o=bf16")(X).dtype == jnp.bfloat16
+    assert amp.autocast(lambda x: (x, 1.0))(X)[0] is not None
+
+
 def test_hessian():
     loss = lambda x: jnp.tanh(x @ W).sum()
     found, wanted = jax.hessian(amp.autocast(loss))(X[0]), jax.hessian(loss)(X[0])

@@ -12,6 +12,7 @@ from jax import lax
 
 from unlower._jax_compat_interpret import (
     Literal,
+    first_equation,
     jaxpr_parts,
     new_equation,
     new_var,
@@ -133,7 +134,7 @@ class _Page:
                 continue
             found = self.use(var, *pair, None)
             if output is not None and output != WIDE:
-                found = self.convert(found, output, parts.eqns[-1] if parts.eqns else None)
+                found = self.convert(found, output, None)
             outvars.append(found)
         return with_equations(source.jaxpr, invars, outvars, self.equations)
 
@@ -162,14 +163,19 @@ class _Page:
         return self.casts[key]
 
     def convert(self, var: Any, dtype: Any, near: Any) -> Any:
-        near = near if near is not None else (self.equations[-1] if self.equations else None)
-        if isinstance(var, Literal) or near is None:
-            return Literal(np.asarray(var.val).astype(dtype), var.aval.update(dtype=dtype)) if near else var
-        made = new_var(var.aval.update(dtype=np.dtype(dtype), weak_type=False))
-        params = {**self.painter.cast_params, "new_dtype": np.dtype(dtype)}
-        self.equations.append(
-            new_equation(near, [var], [made], primitive=lax.convert_element_type_p, params=params, effects=frozenset())
-        )
+        """Casts a variable, in the place of the equation `near`, or after all others if it is None."""
+        dtype = np.dtype(dtype)
+        if isinstance(var, Literal):
+            return Literal(np.asarray(var.val).astype(dtype), var.aval.update(dtype=dtype, weak_type=False))
+        made = new_var(var.aval.update(dtype=dtype, weak_type=False))
+        params = {**self.painter.cast_params, "new_dtype": dtype}
+        near = near if near is not None else next(reversed(self.equations), None)
+        if near is None:
+            equation = first_equation([var], [made], lax.convert_element_type_p, params)
+        else:
+            changes = {"primitive": lax.convert_element_type_p, "params": params, "effects": frozenset()}
+            equation = new_equation(near, [var], [made], **changes)
+        self.equations.append(equation)
         return made
 
     def operands(
