@@ -401,6 +401,10 @@ def is_registered_target(name: str) -> bool:
     return any(name in _xla_client.custom_call_targets(platform) for platform in ("cpu", "CUDA", "ROCM"))
 
 
+geqrf, geqp3 = _linalg.geqrf, _linalg.geqp3
+"""QR factorizations that stay packed, as LAPACK's; not exported by jax 0.10 to 0.12."""
+
+
 optimization_barrier_p = _lax.optimization_barrier_p
 """Binds several arrays together; exported by jax 0.10 but not by 0.12."""
 
