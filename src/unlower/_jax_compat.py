@@ -260,17 +260,10 @@ for _allowed in (
     getattr(effects, f"{_allowed}_effects").add_type(OpEffect)
 
 
-def new_primitive(name: str) -> Any:
-    """Creates a primitive with several results that runs eagerly by compiling itself."""
+def new_primitive(name: str, *, several: bool = True) -> Any:
+    """Creates a primitive with several results, or with one, that runs eagerly by compiling itself."""
     primitive = core.Primitive(name)
-    primitive.multiple_results = True
-    primitive.def_impl(functools.partial(dispatch.apply_primitive, primitive))
-    return primitive
-
-
-def single_result_primitive(name: str) -> Any:
-    """Creates a primitive with one result that runs eagerly by compiling itself."""
-    primitive = core.Primitive(name)
+    primitive.multiple_results = several
     primitive.def_impl(functools.partial(dispatch.apply_primitive, primitive))
     return primitive
 

@@ -15,7 +15,7 @@ import jax
 from jax import lax
 from jax.interpreters import ad, batching, mlir
 
-from unlower._jax_compat import result_aval, single_result_primitive, zero_tangent
+from unlower._jax_compat import new_primitive, result_aval, zero_tangent
 from unlower._jax_compat_interpret import Literal, Tracer, bind_equation, current_trace, jaxpr_parts, typeof
 from unlower.interpret import higher_order
 
@@ -24,7 +24,7 @@ __all__ = ["PRODUCTS", "product", "product_jaxpr", "product_p"]
 PRODUCTS = ("dot_general", "conv_general_dilated", "ragged_dot_general", "ragged_dot")
 """The primitives that are products: linear in each of their first two operands."""
 
-product_p = single_result_primitive("low_precision_product")
+product_p = new_primitive("low_precision_product", several=False)
 """`(lhs, rhs, *rest, *wide)`: a product of low operands.
 
 Parameters:

@@ -12,12 +12,12 @@ import jax
 from jax import lax
 from jax.interpreters import ad, batching, mlir
 
-from unlower._jax_compat import result_aval, single_result_primitive
+from unlower._jax_compat import new_primitive, result_aval
 from unlower._jax_compat_interpret import typeof
 
 __all__ = ["spread", "spread_p"]
 
-spread_p = single_result_primitive("low_precision_broadcast")
+spread_p = new_primitive("low_precision_broadcast", several=False)
 """`x`: cast to `dtype` and broadcast to `shape`, `x`'s axes becoming `broadcast_dimensions`, as in `broadcast_in_dim`."""
 
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.interpreters import ad, batching, mlir
 
-from unlower._jax_compat import eval_closed_jaxpr, single_result_primitive
+from unlower._jax_compat import eval_closed_jaxpr, new_primitive
 from unlower._jax_compat_interpret import jaxpr_parts, scan_groups
 from unlower.errors import UnlowerError
 from unlower.interpret import Interpreter, Log, walk
@@ -24,7 +24,7 @@ class PlantError(UnlowerError, ValueError):
     """A value that cannot be put in: nothing has its name, or what has it has another shape."""
 
 
-tag_p = single_result_primitive("tag")
+tag_p = new_primitive("tag", several=False)
 """The identity. Parameters: `name`, and `kind`: `"value"`, `"tangent"` or `"cotangent"`, or a row such as `"cotangent.tangent"`
 where a derivative is differentiated."""
 

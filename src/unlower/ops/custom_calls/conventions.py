@@ -1,4 +1,4 @@
-"""How custom calls say what they do: configurations in a dictionary, in JSON or in bytes; layouts; results that are no values."""
+"""How custom calls say what they do: settings in a dictionary, in JSON or in bytes; layouts; results that are no values."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence

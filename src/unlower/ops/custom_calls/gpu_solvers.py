@@ -59,7 +59,8 @@ def _getrf(shapes: Shapes, a: Array) -> Values:
     zero = jnp.diagonal(factors, axis1=-2, axis2=-1) == 0
     if zero.shape[-1] == 0:
         return {"a": factors, "pivots": pivots}
-    info = jnp.where(jnp.any(zero, axis=-1), jnp.argmax(zero, axis=-1) + 1, 0)
+    first = lax.argmax(zero, zero.ndim - 1, np.int32) + np.int32(1)
+    info = jnp.where(jnp.any(zero, axis=-1), first, np.int32(0))
     return {"a": factors, "pivots": pivots + 1, "info": info}
 
 
@@ -111,11 +112,11 @@ def _svd(a: Array, *, full: bool) -> tuple[Array, Array, Array]:
     """
     m, n = a.shape[-2:]
     if not full or m == n:
-        return lax.linalg.svd(a, full_matrices=False)
+        return tuple(lax.linalg.svd(a, full_matrices=False))  # pyright: ignore[reportReturnType]
 
     @jax.custom_jvp
     def complete(a: Array) -> tuple[Array, Array, Array]:
-        return lax.linalg.svd(a, full_matrices=True)
+        return tuple(lax.linalg.svd(a, full_matrices=True))  # pyright: ignore[reportReturnType]
 
     @complete.defjvp
     def _(primals: Sequence[Array], tangents: Sequence[Array]) -> tuple[Any, Any]:
@@ -161,7 +162,7 @@ def _gesvdj(shapes: Shapes, a: Array, *, compute_uv: bool = True) -> Values:
 
 def _eig(a: Array, *, left: bool, right: bool) -> tuple[Array, ...]:
     """Returns eigenvalues, left and right eigenvectors, those that are wanted, as `lax.linalg.eig` does."""
-    both = {"compute_left_eigenvectors": left, "compute_right_eigenvectors": right}
+    both: dict[str, Any] = {"compute_left_eigenvectors": left, "compute_right_eigenvectors": right}
 
     @jax.custom_jvp
     def eig(a: Array) -> tuple[Array, ...]:
@@ -192,7 +193,7 @@ def _hybrid_eig(shapes: Shapes, a: Array, *, left: bool, right: bool) -> Values:
 
 
 def _geev(shapes: Shapes, a: Array, *, left: bool, right: bool) -> Values:
-    """Computes eigenvalues and eigenvectors of general matrices; of a real one's pairs, real and imaginary parts are columns."""
+    """Computes eigenvalues and eigenvectors of general matrices; a real one's pairs are columns of real and imaginary parts."""
     w, *vectors = _eig(a, left=left, right=right)
     if not jnp.issubdtype(a.dtype, jnp.complexfloating):
         # The first of a pair has the positive imaginary part; the second is its conjugate, so its place is free.
@@ -296,14 +297,14 @@ class _Convention:
     by_layout: bool = True
 
 
-def _typed(meaning: Callable[..., Values], operands: int, results: str, settings: str = "", hints: str = "", **more: Any):
+def _typed(
+    meaning: Callable[..., Values], operands: int, results: str, settings: str = "", hints: str = "", **more: Any
+):
     return _Convention(meaning, operands, tuple(results.split()), tuple(settings.split()), tuple(hints.split()), **more)
 
 
 def _untyped(meaning: Callable[..., Values], operands: int, results: str, descriptor: Read | None = None, **more: Any):
-    return _Convention(
-        meaning, operands, tuple(results.split()), descriptor=descriptor or (lambda numbers: {}), **more
-    )
+    return _Convention(meaning, operands, tuple(results.split()), descriptor=descriptor or (lambda numbers: {}), **more)
 
 
 _SOLVERS = ("cusolver", "hipsolver", "oneapisolver")
@@ -440,7 +441,7 @@ def cholesky(op: Op, a: Array, **_: Any) -> tuple[Array, ...]:
     config = json_config(op, "cholesky_options")
     check_names(op, config, ("lower",))
     values = _potrf({}, a, lower=bool(config.get("lower", False)))
-    factor, work, info = op.types
+    _factor, work, info = op.types
     return values["a"], zeros(work), lax.convert_element_type(values["info"], info.dtype).reshape(info.shape)
 
 
